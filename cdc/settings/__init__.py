@@ -1,0 +1,39 @@
+"""Settings: file, environment and flags become frozen models, once, at the door.
+
+`values` knows what a value may look like, `models` which settings there are, `sources` where they are written, and `loader`
+puts them together.
+"""
+
+from cdc.settings.loader import load, load_schemas
+from cdc.settings.models import (
+    ColumnSettings,
+    CreateSettings,
+    HttpSettings,
+    Origin,
+    OutboxSettings,
+    PostgresSettings,
+    SchemaSettings,
+    Settings,
+    TopicSettings,
+)
+from cdc.settings.values import Dsn, KafkaProperties, TableName, is_secret, mask, template_parts
+
+__all__ = [
+    "ColumnSettings",
+    "CreateSettings",
+    "Dsn",
+    "HttpSettings",
+    "KafkaProperties",
+    "Origin",
+    "OutboxSettings",
+    "PostgresSettings",
+    "SchemaSettings",
+    "Settings",
+    "TableName",
+    "TopicSettings",
+    "is_secret",
+    "load",
+    "load_schemas",
+    "mask",
+    "template_parts",
+]
