@@ -8,13 +8,14 @@ cannot be a secret.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import ValidationError
 
 from cdc.errors import ConfigurationError
+from cdc.kafka.properties import LOCKED_PROPERTIES
 from cdc.settings.models import ANY, NOT_YET, Origin, Path, SchemaSettings, Settings
 from cdc.settings.sources import Leaf, Leaves, dotted, from_environment, from_flags, from_toml
 from cdc.settings.values import Wrong, is_secret
@@ -28,19 +29,11 @@ VALUE_SHOWN_MAX_CHARS = 60
 """A refused value is repeated up to here: enough to recognise it, and the message stays one line."""
 
 
-def load(
-    config: FilePath | None,
-    sets: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
-    locked: Collection[str] = (),
-) -> Settings:
-    """Return the settings that hold: `config` (else CDC_CONFIG, else ./cdc.toml if there is one), environment, flags.
-
-    `locked` are the librdkafka properties that the publisher sets itself.
-    """
+def load(config: FilePath | None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings that hold: `config` (else CDC_CONFIG, else ./cdc.toml if there is one), environment, flags."""
     leaves, folder = _gather(config, sets, environ or {})
     for path, leaf in leaves.items():
-        _refuse_locked(path, leaf, locked)
+        _refuse_locked(path, leaf)
         refused = NOT_YET.get(path)
         if refused is not None and (refused is ANY or leaf.value == refused):
             msg = f"{leaf.origin.place}: {dotted(path)} = {_shown(path, leaf.value)} is not available in this version"
@@ -96,9 +89,10 @@ def _read_secret(path: Path, leaf: Leaf, folder: FilePath) -> Leaf:
     return Leaf(secret.rstrip("\r\n"), Origin(leaf.origin.source, f"{leaf.origin.place} (file {file})"))
 
 
-def _refuse_locked(path: Path, leaf: Leaf, locked: Collection[str]) -> None:
-    if path[0] == "kafka" and path[1] in locked:
-        msg = f"{leaf.origin.place}: {dotted(path)} is set by cdc itself, because the delivery guarantee rests on it"
+def _refuse_locked(path: Path, leaf: Leaf) -> None:
+    reason = LOCKED_PROPERTIES.get(path[1]) if path[0] == "kafka" else None
+    if reason is not None:
+        msg = f"{leaf.origin.place}: {dotted(path)} cannot be set: {reason}"
         raise ConfigurationError(msg, "leave it out")
 
 

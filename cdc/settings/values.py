@@ -15,6 +15,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Secret
 
+from cdc.kafka.properties import SECRETS
+
 NAME_MAX_BYTES = 63
 """Bytes in a PostgreSQL identifier or a slot's name (NAMEDATALEN - 1): the server cuts longer ones without an error."""
 
@@ -57,7 +59,7 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE = re.compile(r"[a-z0-9_]{1,59}")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]*")
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s]+)):(\d{1,5})")
-_SECRET = re.compile(r"password|passphrase|passwd|secret|token|\.pem|jaas|oauthbearer\.config", re.IGNORECASE)
+_SECRET = re.compile(r"password|passphrase|passwd|secret|token", re.IGNORECASE)
 _DSN_WORD = re.compile(
     r"""(\b\w*(?:password|passphrase|passwd|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|[^\s&'"]+)""", re.IGNORECASE
 )
@@ -254,7 +256,7 @@ Table = Annotated[TableName, BeforeValidator(TableName.parse), PlainSerializer(s
 
 def is_secret(key: str) -> bool:
     """Whether the value of a setting or a librdkafka property of this name must not be shown."""
-    return _SECRET.search(key) is not None
+    return key in SECRETS or _SECRET.search(key) is not None
 
 
 def mask(text: str) -> str:

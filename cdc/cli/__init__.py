@@ -1,0 +1,221 @@
+"""The command line: a table of commands, each in its own file and loaded only when it is called.
+
+Strategy: `cdc --help` and shell completion answer from the table; a command's module, and with it the clients of PostgreSQL
+and Kafka, is imported when its name was typed. `main` is the one place where an error becomes a line on stderr and an exit
+code: commands raise.
+
+A command is a function, or a Typer for a group of commands. It returns None or its exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from cdc.errors import CdcError
+
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""As a shell reports a process that SIGINT or SIGPIPE ended."""
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command is (module, and function or Typer in it), and what `cdc --help` says about it."""
+
+    module: str
+    attribute: str
+    help: str
+    examples: tuple[str, ...]
+    panel: str = "Pipeline"
+
+
+COMMANDS = {
+    "demo": Command(
+        "cdc.cli.demo",
+        "demo",
+        "See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end.",
+        ("cdc demo --orders 20000", "cdc demo --keep --json"),
+        "Try it",
+    ),
+    "dev": Command(
+        "cdc.cli.dev", "app", "Start and stop a PostgreSQL and a Kafka for development.", ("cdc dev up --json",), "Try it"
+    ),
+    "init": Command(
+        "cdc.cli.init",
+        "init",
+        "Create what the pipeline needs: publication, slot, topics, genesis position.",
+        ("cdc init --create-table", "cdc init --existing skip --sql"),
+    ),
+    "check": Command(
+        "cdc.cli.check",
+        "check",
+        "The doctor: every precondition in PostgreSQL, Kafka and the schema folder, each with its fix.",
+        ("cdc check", "cdc check --json"),
+    ),
+    "run": Command(
+        "cdc.cli.run",
+        "run",
+        "Run the pipeline, until SIGTERM.",
+        ("cdc run --config cdc.toml", "cdc run --set postgres.slot=cdc_shop --log-format json"),
+    ),
+    "status": Command(
+        "cdc.cli.status",
+        "status",
+        "Positions, lag, the health of the slot and the last errors.",
+        ("cdc status", "cdc status --json"),
+    ),
+    "verify": Command(
+        "cdc.cli.verify",
+        "verify",
+        "Compare the outbox rows with the committed records.",
+        ("cdc verify --json", "cdc verify --since 2026-01-01T00:00:00Z"),
+    ),
+    "schemas": Command(
+        "cdc.cli.schemas",
+        "app",
+        "The schema folder as a registry: add, check.",
+        ("cdc schemas add --all", "cdc schemas check"),
+        "Schemas",
+    ),
+    "try": Command(
+        "cdc.cli.try_",
+        "try_",
+        "Show the record that a payload would become, or why it cannot.",
+        ("cdc try order.json --type OrderPlaced",),
+        "Schemas",
+    ),
+}
+
+
+class LazyGroup(TyperGroup):
+    """The commands of COMMANDS: listed from the table, loaded when called."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - Typer's context is private
+        """Every command, in the order of the table."""
+        return [name for name, command in COMMANDS.items() if importlib.util.find_spec(command.module)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - as above
+        """Return the command, or only its name and help while the table is being shown."""
+        command = COMMANDS.get(cmd_name)
+        if command is None or cmd_name not in self.list_commands(ctx):
+            return None
+        if self._listing:
+            return TyperCommand(cmd_name, help=command.help, rich_help_panel=command.panel)
+        return load_command(cmd_name, command)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
+        """Show the table."""
+        self._listing = True
+        super().format_help(ctx, formatter)
+        self._listing = False
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - as above
+        """Complete a command's name from the table."""
+        self._listing = True
+        completions = super().shell_complete(ctx, incomplete)
+        self._listing = False
+        return completions
+
+
+def load_command(name: str, command: Command) -> Any:  # noqa: ANN401 - Typer's command class is private
+    """Import a command's module and make a command of what it holds."""
+    target = getattr(importlib.import_module(command.module), command.attribute)
+    epilog = "\n\n".join(("Examples:", *(f"  {example}" for example in command.examples)))
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False, context_settings=CONTEXT)
+        single.command(name, epilog=epilog)(target)
+        return get_command(single)
+    target._add_completion = False  # noqa: SLF001 - the outermost group offers it already
+    target.info.context_settings = CONTEXT
+    loaded = get_command(target)
+    loaded.name = name
+    loaded.help = loaded.help or command.help
+    loaded.epilog = loaded.epilog or epilog
+    return loaded
+
+
+def _version(*, shown: bool) -> None:
+    if shown:
+        from cdc.cli.version import lines  # noqa: PLC0415 - loads the clients
+
+        print("\n".join(lines()))
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="cdc", cls=LazyGroup, context_settings=CONTEXT, pretty_exceptions_enable=False, invoke_without_command=True
+)
+
+
+@app.callback(
+    epilog="Examples:\n\n  cdc demo --orders 20000\n\n  cdc run --config cdc.toml\n\n"
+    "Exit codes: 0 stopped cleanly, 1 a bug, 2 configuration, 3 PostgreSQL refuses, 4 continuity cannot be proved, "
+    "5 Kafka refuses, 6 identity taken, 7 stopped by policy, 8 an audit or check found something."
+)
+def cdc(
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback does it
+        bool,
+        typer.Option(
+            "--version", callback=lambda value: _version(shown=value), is_eager=True, help="Show the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """From a PostgreSQL outbox table to Kafka, each committed row exactly once."""
+    if ctx.invoked_subcommand is None:
+        ctx.get_help()  # prints it, having been asked for
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code."""
+    try:
+        code = get_command(app).main(args=arguments, prog_name="cdc", standalone_mode=False)
+        sys.stdout.flush()
+    except CdcError as error:
+        from cdc.cli.output import error_line  # noqa: PLC0415 - only when it is needed
+
+        print(error_line(error), file=sys.stderr)
+        return error.exit_code
+    except typer.TyperException as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - the last one who can tell
+        from cdc.observe import logs  # noqa: PLC0415 - only when it is needed
+
+        logs.crashed(error)
+        print(
+            f"cdc: a bug: {type(error).__name__}. Fix: starting again is safe; please report it with the log's last lines",
+            file=sys.stderr,
+        )
+        return EXIT_BUG
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: typer.TyperException) -> int:
+    """A command that cannot be understood: one line as well. Without a word in it the help has been shown already."""
+    if not error.message:
+        return error.exit_code
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "cdc"
+    print(f"cdc: {error.format_message().rstrip('.')}. Fix: see {command} --help", file=sys.stderr)
+    return error.exit_code

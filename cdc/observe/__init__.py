@@ -1,0 +1,1 @@
+"""What can be seen of the pipeline: metrics, health, logs, and the HTTP endpoint that shows them."""

@@ -1,0 +1,106 @@
+"""The pipeline's Observer: what it reports becomes metrics, health and log lines.
+
+Strategy: every hook is a few assignments and counter increments, is called once for each Kafka transaction or rarer, and never
+waits for anybody. Log lines that an outage or a bad deployment could repeat thousands of times a second are thinned out.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from cdc.observe.health import Health
+from cdc.observe.logs import describe, logger
+from cdc.observe.metrics import Metrics
+from cdc.position import Position
+from cdc.postgres.server import Server
+
+DEAD_LETTER_LINES = 10
+"""Log lines about dead letters of one reason within DEAD_LETTER_WINDOW_S; more would hide everything else."""
+
+DEAD_LETTER_WINDOW_S = 60.0
+"""Seconds after which dead letters are told about again, with how many were left out."""
+
+CALM_STATES = frozenset({"starting", "opening", "streaming", "stopping", "stopped"})
+"""States that are entered without anything being wrong; a reason makes a warning of the others."""
+
+
+class PipelineObserver:
+    """Implements `cdc.pipeline.ports.Observer`; one for the process."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        *,
+        states: Iterable[str] = (),
+        monotonic: Callable[[], float] = time.monotonic,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._monotonic = monotonic
+        self.health = Health(pipeline, monotonic=monotonic, wall_us=wall_us)
+        self.metrics = Metrics(self.health, states)
+        self._log = logger("pipeline").bind(pipeline=pipeline)
+        self._windows: dict[str, tuple[float, int]] = {}
+
+    def __repr__(self) -> str:
+        return repr(self.health)
+
+    def heartbeat(self) -> None:
+        """The loop turned, or waits and has looked around."""
+        self.health.beat()
+
+    def state(self, state: str, reason: str) -> None:
+        """The supervisor entered a state."""
+        self.health.beat()
+        if self.health.turned(state, reason):
+            calm = not reason or state in CALM_STATES
+            (self._log.info if calm else self._log.warning)("state", state=state, reason=reason)
+
+    def server(self, server: Server, position: Position | None) -> None:
+        """The server was looked at."""
+        self.health.looked(server, position)
+
+    def failed(self, error: Exception) -> None:
+        """A passage through the door ended with this error; another one follows, or the process exits."""
+        self.health.failed()
+        self.metrics.failures.labels(cause_of(error)).inc()
+        self._log.warning("passage failed", cause=cause_of(error), error=describe(error))
+
+    def published(self, topics: Mapping[str, tuple[int, int]]) -> None:
+        """What the Kafka transaction that was just committed held: records and bytes by topic."""
+        for topic, (records, size) in topics.items():
+            self.metrics.topic(topic, records, size)
+
+    def committed(self, position: Position, events: int, dead_letters: int, seconds: float) -> None:
+        """A Kafka transaction was committed, `seconds` after its first record."""
+        health, metrics = self.health, self.metrics
+        health.beat()
+        health.committed(position, events, dead_letters)
+        if not events and not dead_letters:
+            return
+        metrics.events.inc(events)
+        metrics.kafka_transaction_s.observe(seconds)
+        metrics.latency_s.observe(max(0.0, (health.now_us() - position.commit_time_us) / 1e6))
+
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
+        """A row was parked."""
+        self.metrics.dead_letters.labels(reason).inc()
+        now = self._monotonic()
+        since, told = self._windows.get(reason, (now, 0))
+        left_out = 0
+        if now - since >= DEAD_LETTER_WINDOW_S:
+            left_out, since, told = max(0, told - DEAD_LETTER_LINES), now, 0
+        self._windows[reason] = (since, told + 1)
+        if told < DEAD_LETTER_LINES:
+            more = {"left_out": left_out} if left_out else {}
+            self._log.warning("dead letter", reason=reason, event_id=event_id, sequence=sequence, what=what, **more)
+
+    def ignored(self, kind: str, count: int) -> None:
+        """Messages were decoded and not used."""
+        self.metrics.ignored.labels(kind).inc(count)
+
+
+def cause_of(error: Exception) -> str:
+    """Return the label of an error: its class in snake case."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(error).__name__).lower()
