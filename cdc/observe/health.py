@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cdc.pipeline.supervisor import State
 from cdc.position import Position, time_text
 from cdc.postgres.server import Server
 
@@ -29,8 +30,9 @@ TURNS_KEPT = 50
 WAL_SAMPLES_KEPT = 60
 """Looks at the slot from which its rate is taken: at one in 10 s, the last ten minutes."""
 
-STREAMING = "streaming"
-STANDBY = "standby"
+WAITING = frozenset({State.STANDBY, State.BACKOFF, State.HELD})
+"""States that the pipeline leaves only to try again: an attempt is no news until it succeeds. A standby tries twice a second,
+and an outage would otherwise look half the time as if it were over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ class Snapshot:
     @property
     def ready(self) -> bool:
         """Whether this instance owns the slot and streams."""
-        return self.turn.state == STREAMING
+        return self.turn.state == State.STREAMING
 
     @property
     def standby(self) -> bool:
         """Whether this instance waits for another one's slot."""
-        return self.turn.state == STANDBY
+        return self.turn.state == State.STANDBY
 
     @property
     def lag_bytes(self) -> int | None:
@@ -144,7 +146,7 @@ class Health:
         self._monotonic = monotonic
         self._wall_us = wall_us
         self._beat = monotonic()
-        start = Turn(wall_us(), "starting", "")
+        start = Turn(wall_us(), State.STARTING.value, "")
         self._snapshot = Snapshot(pipeline, start, (start,))
 
     def __repr__(self) -> str:
@@ -176,7 +178,8 @@ class Health:
     def turned(self, state: str, reason: str) -> bool:
         """Enter a state; return whether anything is new about it."""
         snapshot = self._snapshot
-        if (snapshot.turn.state, snapshot.turn.reason) == (state, reason):
+        now = snapshot.turn
+        if (now.state, now.reason) == (state, reason) or (state == State.OPENING and now.state in WAITING):
             return False
         turn = Turn(self._wall_us(), state, reason)
         self._replace(turn=turn, turns=(*snapshot.turns, turn)[-TURNS_KEPT:])
@@ -223,8 +226,9 @@ def status_document(snapshot: Snapshot, now_us: int) -> dict[str, Any]:
         "since": time_text(turn.time_us),
         "ready": snapshot.ready,
         "standby": snapshot.standby,
-        "position": position
-        and {
+        "position": None
+        if position is None
+        else {
             "end_lsn": str(position.end_lsn),
             "commit_time": time_text(position.commit_time_us),
             "generation": position.generation,
@@ -233,8 +237,9 @@ def status_document(snapshot: Snapshot, now_us: int) -> dict[str, Any]:
         },
         "lag": {"bytes": snapshot.lag_bytes, "seconds": snapshot.lag_s(now_us)},
         "slot": _slot_document(snapshot),
-        "server": server
-        and {
+        "server": None
+        if server is None
+        else {
             "system_id": server.system_id,
             "version": server.version,
             "in_recovery": server.in_recovery,
@@ -254,7 +259,7 @@ def status_document(snapshot: Snapshot, now_us: int) -> dict[str, Any]:
 
 def _slot_document(snapshot: Snapshot) -> Mapping[str, Any] | None:
     health = snapshot.slot
-    slot = snapshot.server and snapshot.server.slot
+    slot = None if snapshot.server is None else snapshot.server.slot
     if health is None or slot is None:
         return None
     return {

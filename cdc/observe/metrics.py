@@ -112,8 +112,8 @@ _BY_NAME = {definition.name: definition for definition in METRICS}
 class Metrics:
     """The counters, and a registry that adds the gauges of the health snapshot when it is asked."""
 
-    def __init__(self, health: Health, states: Iterable[str] = ()) -> None:
-        disable_created_metrics()  # nobody asks for them, and each counter would show twice
+    def __init__(self, health: Health, states: Iterable[str]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody asks for them, and each counter would show twice
         self.registry = CollectorRegistry()
         self.events = self._counter("cdc_events_total")
         self.topic_records = self._counter("cdc_topic_records_total")
@@ -175,9 +175,9 @@ class _Gauges(Collector):
             "cdc_live": health.live,
             "cdc_ready": snapshot.ready,
             "cdc_heartbeat_age_seconds": health.beat_age_s(),
-            "cdc_position_lsn_bytes": position and position.end_lsn,
-            "cdc_position_commit_timestamp_seconds": position and position.commit_time_us / 1e6,
-            "cdc_generation": position and position.generation,
+            "cdc_position_lsn_bytes": None if position is None else position.end_lsn,
+            "cdc_position_commit_timestamp_seconds": None if position is None else position.commit_time_us / 1e6,
+            "cdc_generation": None if position is None else position.generation,
             "cdc_last_commit_timestamp_seconds": None if committed_us is None else committed_us / 1e6,
             "cdc_lag_bytes": snapshot.lag_bytes,
             "cdc_lag_seconds": snapshot.lag_s(health.now_us()),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from cdc.observe.health import Health
 from cdc.observe.logs import describe, logger
 from cdc.observe.metrics import Metrics
+from cdc.pipeline.supervisor import State
 from cdc.position import Position
 from cdc.postgres.server import Server
 
@@ -22,9 +23,6 @@ DEAD_LETTER_LINES = 10
 DEAD_LETTER_WINDOW_S = 60.0
 """Seconds after which dead letters are told about again, with how many were left out."""
 
-CALM_STATES = frozenset({"starting", "opening", "streaming", "stopping", "stopped"})
-"""States that are entered without anything being wrong; a reason makes a warning of the others."""
-
 
 class PipelineObserver:
     """Implements `cdc.pipeline.ports.Observer`; one for the process."""
@@ -33,13 +31,12 @@ class PipelineObserver:
         self,
         pipeline: str,
         *,
-        states: Iterable[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._monotonic = monotonic
         self.health = Health(pipeline, monotonic=monotonic, wall_us=wall_us)
-        self.metrics = Metrics(self.health, states)
+        self.metrics = Metrics(self.health, tuple(State))
         self._log = logger("pipeline").bind(pipeline=pipeline)
         self._windows: dict[str, tuple[float, int]] = {}
 
@@ -53,9 +50,8 @@ class PipelineObserver:
     def state(self, state: str, reason: str) -> None:
         """The supervisor entered a state."""
         self.health.beat()
-        if self.health.turned(state, reason):
-            calm = not reason or state in CALM_STATES
-            (self._log.info if calm else self._log.warning)("state", state=state, reason=reason)
+        if self.health.turned(state, reason) and state != State.BACKOFF:  # `failed` has told it
+            (self._log.error if state == State.FAILED else self._log.info)("state", state=str(state), reason=reason)
 
     def server(self, server: Server, position: Position | None) -> None:
         """The server was looked at."""

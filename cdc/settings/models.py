@@ -93,13 +93,13 @@ class PostgresSettings(_Frozen):
         examples=["postgresql://cdc@127.0.0.1:5432/shop"],
     )
     admin_dsn: ConnectionString | None = Field(
-        None,
+        default=None,
         description="Connection for `cdc init`, which creates the publication, the slot and the role; without it `dsn` is used.",
     )
     slot: SlotName = Field(description="Replication slot; one pipeline owns it.")
     publication: Identifier = Field(description="Publication; a literal name, quoted by us.")
     status_interval: Duration = Field(
-        timedelta(seconds=10),
+        default=timedelta(seconds=10),
         ge=STATUS_INTERVAL_MIN,
         le=STATUS_INTERVAL_MAX,
         description="How often PostgreSQL hears from us at least; `wal_sender_timeout` of our connection is set to 6 times this.",
@@ -109,17 +109,17 @@ class PostgresSettings(_Frozen):
 class ColumnSettings(_Frozen):
     """Table `columns` in `[outbox]`."""
 
-    id: Column | None = Field(None, description="Event id (uuid, text or integer): `ce_id`.")
-    aggregatetype: Column | None = Field(None, description="Kind of thing that the event is about: usually its topic.")
-    aggregateid: Column | None = Field(None, description="Which thing: the record's key.")
-    type: Column | None = Field(None, description="Event type: `ce_type`, and usually the schema's subject.")
-    payload: Column | None = Field(None, description="The event itself; SQL NULL is a tombstone.")
-    schema_version: Column | None = Field(None, description="Version of the schema; without it the pinned or the latest one.")
-    headers: Column | None = Field(None, description="More headers, as a JSON object of texts.")
-    occurred_at: Column | None = Field(None, description="When it happened: `ce_time`.")
-    topic: Column | None = Field(None, description="Topic of this row; NULL leaves it to `topics.route`.")
-    partition: Column | None = Field(None, description="Partition of this row; NULL leaves it to the key.")
-    traceparent: Column | None = Field(None, description="W3C trace context, passed on as the header `traceparent`.")
+    id: Column | None = Field(default=None, description="Event id (uuid, text or integer): `ce_id`.")
+    aggregatetype: Column | None = Field(default=None, description="Kind of thing that the event is about: usually its topic.")
+    aggregateid: Column | None = Field(default=None, description="Which thing: the record's key.")
+    type: Column | None = Field(default=None, description="Event type: `ce_type`, and usually the schema's subject.")
+    payload: Column | None = Field(default=None, description="The event itself; SQL NULL is a tombstone.")
+    schema_version: Column | None = Field(default=None, description="Version of the schema; without it the pinned or the latest one.")
+    headers: Column | None = Field(default=None, description="More headers, as a JSON object of texts.")
+    occurred_at: Column | None = Field(default=None, description="When it happened: `ce_time`.")
+    topic: Column | None = Field(default=None, description="Topic of this row; NULL leaves it to `topics.route`.")
+    partition: Column | None = Field(default=None, description="Partition of this row; NULL leaves it to the key.")
+    traceparent: Column | None = Field(default=None, description="W3C trace context, passed on as the header `traceparent`.")
 
     def named(self) -> dict[str, str]:
         """Return only what the settings name; the rest has Debezium's column names."""
@@ -130,28 +130,28 @@ class OutboxSettings(_Frozen):
     """Table `[outbox]`."""
 
     table: Table = Field(
-        TableName("public", "outbox"),
+        default=TableName("public", "outbox"),
         description='The outbox table. Names are literal and quoted by us; a dot inside a name needs double quotes: `App."Out.box"`.',
     )
     columns: ColumnSettings = ColumnSettings()
     message_prefix: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="Also take messages of `pg_logical_emit_message(true, prefix, ..)`: an outbox without a table.",
         examples=["outbox"],
     )
     payload: Literal["json", "avro"] = Field(
-        "json", description='What the payload column holds: "json", or "avro" for bytes that are already encoded.'
+        default="json", description='What the payload column holds: "json", or "avro" for bytes that are already encoded.'
     )
     source: SourceUri = Field(description="`ce_source` of every event, part of a consumer's inbox key.")
     tombstones: bool = Field(default=True, description="A payload that is SQL NULL becomes a record without value; false makes it invalid.")
     on_invalid: Literal["dead-letter", "stop"] = Field(
-        "dead-letter",
+        default="dead-letter",
         description="A row that cannot become a record (schema, mapping, route, size, tombstone) becomes a dead letter, or stops the "
         "pipeline with exit code 7.",
     )
     retention: Duration | None = Field(
-        None, gt=timedelta(0), description="Delete published rows from the table when they are older.", examples=["7d"]
+        default=None, gt=timedelta(0), description="Delete published rows from the table when they are older.", examples=["7d"]
     )
 
 
@@ -159,10 +159,10 @@ class SchemaSettings(_Frozen):
     """Table `[schemas]`."""
 
     folder: str = Field(
-        "schemas", min_length=1, description="The schema folder; a relative path starts at the folder of the configuration file."
+        default="schemas", min_length=1, description="The schema folder; a relative path starts at the folder of the configuration file."
     )
     subject: SubjectTemplate = Field(
-        "{type}", description="Subject of a row; placeholders are the keys of `outbox.columns` without payload and headers."
+        default="{type}", description="Subject of a row; placeholders are the keys of `outbox.columns` without payload and headers."
     )
 
 
@@ -170,9 +170,9 @@ class CreateSettings(_Frozen):
     """Table `create` in `[topics]`."""
 
     partitions: int = Field(ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6])
-    replication_factor: int = Field(3, ge=1, le=32_767, description="Copies of each partition.")
+    replication_factor: int = Field(default=3, ge=1, le=32_767, description="Copies of each partition.")
     min_insync_replicas: int = Field(
-        2, ge=1, description="Copies that must have a record before it counts; never more than the copies there are."
+        default=2, ge=1, description="Copies that must have a record before it counts; never more than the copies there are."
     )
 
     @model_validator(mode="before")
@@ -194,21 +194,21 @@ class TopicSettings(_Frozen):
     """Table `[topics]`."""
 
     route: TopicTemplate = Field(
-        "outbox.event.{aggregatetype}",
+        default="outbox.event.{aggregatetype}",
         description="Topic of a row; placeholders are the keys of `outbox.columns` without payload and headers. A non-null topic column "
         "comes before it.",
     )
     position: TopicName = Field(description="Topic of the position records: one partition, compacted, of this pipeline alone.")
     dead_letter: TopicName = Field(description="Topic of the dead letters.")
     headers: Literal["cloudevents", "debezium"] = Field(
-        "cloudevents", description="Headers of a record: CloudEvents in binary mode, or those of Debezium's outbox router."
+        default="cloudevents", description="Headers of a record: CloudEvents in binary mode, or those of Debezium's outbox router."
     )
     value: Literal["avro", "json"] = Field(
-        "avro", description='Value of a record: "avro" in Confluent\'s wire format, or "json" for the validated text as it is.'
+        default="avro", description='Value of a record: "avro" in Confluent\'s wire format, or "json" for the validated text as it is.'
     )
     create: CreateSettings | None = None
     on_partition_change: Literal["warn", "stop"] = Field(
-        "warn", description="When a topic's number of partitions changes, keys move: warn, or stop the pipeline."
+        default="warn", description="When a topic's number of partitions changes, keys move: warn, or stop the pipeline."
     )
 
     @model_validator(mode="after")
@@ -223,7 +223,7 @@ class HttpSettings(_Frozen):
     """Table `[http]`."""
 
     listen: Listen = Field(
-        "127.0.0.1:8642",
+        default="127.0.0.1:8642",
         description='Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "off" for none.',
     )
 
@@ -250,7 +250,7 @@ class Settings(_Frozen):
         description="Name of the pipeline; slot, publication, topics and transactional.id follow from it.", examples=["shop"]
     )
     shutdown_grace: Duration = Field(
-        timedelta(seconds=10),
+        default=timedelta(seconds=10),
         ge=timedelta(0),
         le=SHUTDOWN_GRACE_MAX,
         description="How long a SIGTERM leaves for the Kafka transaction under way.",

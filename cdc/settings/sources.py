@@ -119,6 +119,8 @@ def _text(path: Path, value: str, place: str) -> Iterator[tuple[Path, object]]:
     if not isinstance(table, dict):
         msg = f"{place}: {'.'.join(filter(None, path))} is a table"
         raise ConfigurationError(msg, "name a key in it, or write an inline table such as { key = value }")
+    if not table:
+        yield path, table
     yield from _expand(path[:1] if path[0] == "kafka" else path, table)
 
 

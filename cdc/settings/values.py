@@ -195,7 +195,10 @@ def template_parts(template: str, keys: Iterable[str] = TEMPLATE_KEYS) -> tuple[
     except ValueError:
         what = "is not a template: its braces do not match"
         raise Wrong(what, "write placeholders such as {type}") from None
-    for _, key, form, conversion in fields:
+    for text, key, form, conversion in fields:
+        if set(text) & set("{}"):
+            what = "has a brace in its text"
+            raise Wrong(what, "write placeholders such as {type}, and no other braces")
         if key is not None and (key not in known or form or conversion):
             what = f"has a placeholder {{{key}}} that does not exist"
             raise Wrong(what, f"use one of {', '.join(f'{{{name}}}' for name in known)}")
