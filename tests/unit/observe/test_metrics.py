@@ -1,0 +1,135 @@
+"""Metrics: the names of the list, all of them and no other."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.errors import Fenced, SlotBusy
+from cdc.observe import metrics
+from cdc.observe.metrics import METRICS, OTHER
+from cdc.observe.observer import DEAD_LETTER_LINES, DEAD_LETTER_WINDOW_S, PipelineObserver, cause_of
+from cdc.pipeline.ports import Observer
+from cdc.pipeline.supervisor import State
+from tests.unit.observe.samples import POSITION, SERVER, SLOT, Clock
+
+NAMES = {definition.name for definition in METRICS}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def observer(clock: Clock) -> PipelineObserver:
+    return PipelineObserver("shop", monotonic=clock, wall_us=clock.us)
+
+
+def samples(observer: PipelineObserver) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(observer.metrics.exposition().decode())
+        for sample in family.samples
+    }
+
+
+def use(observer: PipelineObserver) -> None:
+    """Call every hook once."""
+    port: Observer = observer
+    port.heartbeat()
+    port.server(SERVER, None)
+    port.state(State.STREAMING, "")
+    port.committed(POSITION, 5, 1, 0.01)
+    port.published({"orders": (5, 700)})
+    port.dead_letter("schema", "id-1", "0001", "$.total: a string expected")
+    port.ignored("update", 3)
+    port.failed(Fenced("a newer instance took over"))
+
+
+def test_every_name_exists_and_no_other(observer: PipelineObserver, clock: Clock) -> None:
+    use(observer)
+    clock.now += 10  # a room that shrinks is what cdc_slot_lost_in_seconds needs
+    observer.server(dataclasses.replace(SERVER, slot=dataclasses.replace(SLOT, safe_wal_size=4000)), None)
+    families = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in text_string_to_metric_families(observer.metrics.exposition().decode())
+        if not family.name.startswith("process_")
+    }
+    assert families == NAMES
+
+
+def test_names_follow_the_conventions() -> None:
+    assert len(NAMES) == len(METRICS)
+    for definition in METRICS:
+        assert re.fullmatch(r"cdc_[a-z_]+", definition.name)
+        assert definition.name.endswith("_total") == (definition.kind == "counter")
+        assert definition.help.endswith(".")
+        assert not re.search(r"_(ms|milliseconds|kb|minutes|lsns?)$", definition.name)
+
+
+def test_values(observer: PipelineObserver) -> None:
+    use(observer)
+    seen = samples(observer)
+    assert seen["cdc_events_total", ()] == 5
+    assert seen["cdc_topic_records_total", ("orders",)] == 5
+    assert seen["cdc_topic_bytes_total", ("orders",)] == 700
+    assert seen["cdc_dead_letters_total", ("schema",)] == 1
+    assert seen["cdc_ignored_messages_total", ("update",)] == 3
+    assert seen["cdc_passages_failed_total", ("fenced",)] == 1
+    assert seen["cdc_kafka_transaction_duration_seconds_count", ()] == 1
+    assert seen["cdc_publish_latency_seconds_sum", ()] == 50.0
+    assert seen["cdc_position_lsn_bytes", ()] == 900
+    assert seen["cdc_lag_bytes", ()] == 100
+    assert seen["cdc_lag_seconds", ()] == 50
+    assert seen["cdc_live", ()] == seen["cdc_ready", ()] == 1
+    assert {state: seen["cdc_state", (state,)] for state in State} == {s: float(s is State.STREAMING) for s in State}
+    assert seen["cdc_slot_retained_bytes", ()] == 900
+    assert seen["cdc_slot_confirmed_lag_bytes", ()] == 800
+    assert seen["cdc_slot_held_back_bytes", ()] == 100
+    assert seen["cdc_slot_wal_status", ("reserved",)] == 1
+    assert seen["cdc_slot_wal_status", ("lost",)] == 0
+
+
+def test_what_is_not_known_is_left_out(observer: PipelineObserver) -> None:
+    names = {name for name, _ in samples(observer)}
+    assert "cdc_lag_bytes" not in names
+    assert "cdc_slot_retained_bytes" not in names
+    assert "cdc_live" in names
+
+
+def test_an_idle_advance_is_no_event(observer: PipelineObserver) -> None:
+    observer.committed(POSITION, 0, 0, 0.01)
+    seen = samples(observer)
+    assert seen["cdc_events_total", ()] == 0
+    assert seen["cdc_publish_latency_seconds_count", ()] == 0
+    assert seen["cdc_position_lsn_bytes", ()] == 900
+
+
+def test_topics_are_bounded(observer: PipelineObserver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "TOPICS_MAX", 2)
+    observer.published({"a": (1, 1), "b": (1, 1), "c": (1, 1), "d": (1, 1)})
+    observer.published({"a": (1, 1)})
+    seen = samples(observer)
+    assert seen["cdc_topic_records_total", (OTHER,)] == 2
+    assert seen["cdc_topic_records_total", ("a",)] == 2
+
+
+def test_causes() -> None:
+    assert cause_of(SlotBusy("s", 1)) == "slot_busy"
+    assert cause_of(KeyError("x")) == "key_error"
+
+
+def test_a_flood_of_dead_letters_does_not_flood_the_log(
+    observer: PipelineObserver, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(1000):
+        observer.dead_letter("schema", "id", "0001", "$.a: wrong")
+    assert capsys.readouterr().out.count("dead letter") == DEAD_LETTER_LINES
+    clock.now += DEAD_LETTER_WINDOW_S
+    observer.dead_letter("schema", "id", "0001", "$.a: wrong")
+    assert f"left_out={1000 - DEAD_LETTER_LINES}" in capsys.readouterr().out
+    assert samples(observer)["cdc_dead_letters_total", ("schema",)] == 1001
