@@ -22,6 +22,7 @@ from cdc.avro import lock as lock_file
 from cdc.avro.fingerprint import fingerprint
 from cdc.avro.parse import SharedType, definitions, parse
 from cdc.avro.registry import Registry, Version
+from cdc.avro.review import Candidate
 from cdc.avro.toml import read_settings
 from cdc.errors import ConfigurationError
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from cdc.avro.lock import Lock
     from cdc.avro.registry import SubjectSettings
-    from cdc.avro.schema import Schema
 
 MAX_FILE_BYTES: Final = 4_000_000
 """A schema file beyond this is a mistake: 5,000 fields take less than a tenth of it."""
@@ -42,33 +42,19 @@ _SUBJECT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One version as the folder holds it, locked or not."""
-
-    subject: str
-    version: int
-    source: str
-    schema: Schema
-    fingerprint: str
-
-    def __str__(self) -> str:
-        return f"{self.subject}/{self.version}"
-
-
-@dataclass(frozen=True, slots=True)
 class Contents:
     """All that the folder holds."""
 
     folder: Path
-    files: Mapping[str, tuple[File, ...]]
+    files: Mapping[str, tuple[Candidate, ...]]
     settings: Mapping[str, SubjectSettings]
     lock: Lock
 
     @property
-    def unlocked(self) -> list[File]:
+    def unlocked(self) -> list[Candidate]:
         """Versions that the lock does not name yet, in the order in which `add` locks them."""
         every = [file for subject in sorted(self.files) for file in self.files[subject]]
-        return [file for file in every if (file.subject, file.version) not in self.lock.by_key]
+        return [file for file in every if (file.subject, file.number) not in self.lock.by_key]
 
 
 def load(path: Path) -> Registry:
@@ -102,9 +88,9 @@ def registry(contents: Contents) -> Registry:
     for subject, files in contents.files.items():
         versions = []
         for file in files:
-            entry = contents.lock.by_key.get((file.subject, file.version))
+            entry = contents.lock.by_key.get((file.subject, file.number))
             if entry is not None:
-                versions.append(Version(subject, file.version, entry.id, file.fingerprint, file.schema, file.source))
+                versions.append(Version(subject, file.number, entry.id, file.fingerprint, file.schema, file.source))
         if versions:
             subjects[subject] = tuple(versions)
     warnings = tuple(f"{f.source}: {f} is not in registry.lock and does not exist yet" for f in contents.unlocked)
@@ -120,7 +106,7 @@ def scan(path: Path) -> Contents:
     if not path.is_dir():
         raise ConfigurationError(f"the schema folder {path} does not exist", "create it, or set schemas.folder")
     shared = _shared_types(path / _TYPES)
-    files: dict[str, tuple[File, ...]] = {}
+    files: dict[str, tuple[Candidate, ...]] = {}
     for entry in sorted(path.iterdir()):
         if entry.name.startswith(".") or entry.name == _TYPES or not entry.is_dir():
             if entry.suffix == ".avsc":
@@ -166,7 +152,7 @@ def _shared_types(path: Path) -> dict[str, SharedType]:
     return found
 
 
-def _subject(path: Path, shared: Mapping[str, SharedType]) -> tuple[File, ...]:
+def _subject(path: Path, shared: Mapping[str, SharedType]) -> tuple[Candidate, ...]:
     if not _SUBJECT.fullmatch(path.name):
         _refuse(path, "a subject's name is letters, digits, and . _ - inside it", "rename the folder")
     numbers: dict[int, Path] = {}
@@ -190,12 +176,12 @@ def _subject(path: Path, shared: Mapping[str, SharedType]) -> tuple[File, ...]:
     return tuple(_file(path.name, number, numbers[number], shared) for number in sorted(numbers))
 
 
-def _file(subject: str, version: int, path: Path, shared: Mapping[str, SharedType]) -> File:
+def _file(subject: str, number: int, path: Path, shared: Mapping[str, SharedType]) -> Candidate:
     schema = parse(_json(path), str(path), shared)
-    return File(subject, version, str(path), schema, fingerprint(schema))
+    return Candidate(subject, number, schema, fingerprint(schema), str(path))
 
 
-def _check_lock(path: Path, files: Mapping[str, tuple[File, ...]], lock: Lock) -> None:
+def _check_lock(path: Path, files: Mapping[str, tuple[Candidate, ...]], lock: Lock) -> None:
     for entry in lock.entries:
         have = files.get(entry.subject, ())
         if entry.version > len(have):
@@ -206,7 +192,7 @@ def _check_lock(path: Path, files: Mapping[str, tuple[File, ...]], lock: Lock) -
             what = f"{file.source}: {file} is locked with id {entry.id} and was changed since, or a shared type in it"
             raise ConfigurationError(what, f"restore it from git, and put the change into {entry.subject}/{len(have) + 1}.avsc")
     for subject, have in files.items():
-        locked = [(subject, file.version) in lock.by_key for file in have]
+        locked = [(subject, file.number) in lock.by_key for file in have]
         if locked != sorted(locked, reverse=True):
             missing = have[locked.index(False)]
             what = f"{missing.source}: {missing} is not in registry.lock, but a later version is"
