@@ -196,9 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more at exit and would complain there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        return _pipe_closed()
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # Typer caught it and made it exit code 1
+            return _pipe_closed()
+        raise
     except Exception as error:  # noqa: BLE001 - the last one who can tell
         from cdc.observe import logs  # noqa: PLC0415 - only when it is needed
 
@@ -209,6 +211,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return EXIT_BUG
     return code if isinstance(code, int) else 0
+
+
+def _pipe_closed() -> int:
+    """Nobody reads on, as in `cdc status | head -1`. Python flushes stdout once more at exit and would complain there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return EXIT_BROKEN_PIPE
 
 
 def _usage(error: typer.TyperException) -> int:

@@ -81,7 +81,7 @@ def crashed(error: BaseException) -> None:
     """Log the trace of an error that nobody foresaw; logging is set up if it is not yet."""
     if not structlog.is_configured():
         configure()
-    logger("cli").error("crashed", exc_info=error)
+    logger("cdc").error("crashed", exc_info=error)
 
 
 def describe(error: BaseException) -> str:

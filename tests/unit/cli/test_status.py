@@ -1,0 +1,64 @@
+"""`cdc status` asks the pipeline that runs, and says so when none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cdc.cli import main
+from cdc.cli.status import facts, headline
+from cdc.observe.http import HttpServer, create_app
+from cdc.observe.observer import PipelineObserver
+from cdc.pipeline.supervisor import State
+from tests.unit.observe.samples import POSITION, SERVER
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cdc.toml").write_text('name = "shop"\n[postgres]\ndsn = "host=127.0.0.1"\n')
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def running() -> Iterator[HttpServer]:
+    observer = PipelineObserver("shop")
+    observer.server(SERVER, POSITION)
+    observer.state(State.BACKOFF, "no broker")
+    server = HttpServer("127.0.0.1", 0, create_app(observer.health, observer.metrics))
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_json(running: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", "--set", f"http.listen=0.0.0.0:{running.port}"]) == 0
+    document = orjson.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["running"] is True
+    assert document["state"] == "backoff"
+    assert document["position"]["end_lsn"] == "0/384"
+    assert document["last_errors"][0]["reason"] == "no broker"
+
+
+def test_for_people(running: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--set", f"http.listen=127.0.0.1:{running.port}"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("shop: backoff, no broker, 100 bytes (")
+    assert "slot held back bytes" in out
+    assert "Last errors" in out
+
+
+def test_another_pipeline_at_that_address_is_not_ours(running: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["status", "--json", "--set", f"http.listen=127.0.0.1:{running.port}", "--set", "name=other"])
+    out, err = capsys.readouterr()
+    assert orjson.loads(out.splitlines()[-1])["running"] is False
+    assert err.startswith("no pipeline other answers at http.listen")
+
+
+def test_headline_and_facts_of_little() -> None:
+    document = {"pipeline": "shop", "state": "streaming", "lag": {"bytes": 0, "seconds": 0.0}, "slot": None}
+    assert headline(document) == "shop: streaming, 0 bytes (0.0 s) behind"
+    assert dict(facts(document)) == {"lag bytes": 0, "lag seconds": 0.0}
+    assert headline({"pipeline": "shop", "state": "not running"}) == "shop: not running"
