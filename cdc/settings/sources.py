@@ -109,7 +109,7 @@ def _property_name(parts: Sequence[str]) -> str:
 
 def _text(path: Path, value: str, place: str) -> Iterator[tuple[Path, object]]:
     """A variable or a flag may hold a whole table as TOML's inline table."""
-    if not isinstance(_kind(path), type) and path != ("kafka", ""):
+    if not isinstance(kind_of(path), type) and path != ("kafka", ""):
         yield path, value
         return
     try:
@@ -148,18 +148,18 @@ def known_path(path: Path, place: str) -> tuple[Path, bool]:
         base = path[1].removesuffix(_FILE)
         from_file = base != path[1] and is_secret(base)
         return ("kafka", base if from_file else path[1]), from_file
-    if _kind(path) is not None:
+    if kind_of(path) is not None:
         return path, False
     if path[-1].endswith(_FILE):
         base_path = (*path[:-1], path[-1].removesuffix(_FILE))
-        if _kind(base_path) == "secret":
+        if kind_of(base_path) == "secret":
             return base_path, True
     near = _nearest(path)
     msg = f"{place}: there is no setting {dotted(path)}"
     raise ConfigurationError(msg, f"did you mean {near}?" if near else "docs/configuration.md lists every setting")
 
 
-def _kind(path: Path) -> type[BaseModel] | str | None:
+def kind_of(path: Path) -> type[BaseModel] | str | None:
     """Return the model of a table, "secret" or "value"; None when there is no such setting."""
     model: type[BaseModel] = Settings
     kind: type[BaseModel] | str | None = Settings
@@ -187,7 +187,7 @@ def _parts(annotation: object) -> tuple[object, ...]:
 def all_paths(model: type[BaseModel] = Settings, path: Path = ()) -> Iterator[Path]:
     """Every setting that exists, tables left out."""
     for key in model.model_fields:
-        kind = _kind((*path, key))
+        kind = kind_of((*path, key))
         if isinstance(kind, type):
             yield from all_paths(kind, (*path, key))
         else:
