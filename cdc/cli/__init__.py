@@ -51,7 +51,11 @@ COMMANDS = {
         "Try it",
     ),
     "dev": Command(
-        "cdc.cli.dev", "app", "Start and stop a PostgreSQL and a Kafka for development.", ("cdc dev up --json",), "Try it"
+        "cdc.cli.dev",
+        "app",
+        "Start and stop a PostgreSQL and a Kafka for development.",
+        ("cdc dev up --json",),
+        "Try it",
     ),
     "init": Command(
         "cdc.cli.init",
@@ -153,7 +157,7 @@ def _version(*, shown: bool) -> None:
     if shown:
         from cdc.cli.version import lines  # noqa: PLC0415 - loads the clients
 
-        print("\n".join(lines()))
+        sys.stdout.write("\n".join((*lines(), "")))
         raise typer.Exit
 
 
@@ -169,6 +173,7 @@ app = typer.Typer(
 )
 def cdc(
     ctx: typer.Context,
+    *,
     version: Annotated[  # noqa: ARG001 - its callback does it
         bool,
         typer.Option(
@@ -181,7 +186,7 @@ def cdc(
         ctx.get_help()  # prints it, having been asked for
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for each way to end
     """Run a command; return the exit code."""
     try:
         code = get_command(app).main(args=arguments, prog_name="cdc", standalone_mode=False)
@@ -189,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CdcError as error:
         from cdc.cli.output import error_line  # noqa: PLC0415 - only when it is needed
 
-        print(error_line(error), file=sys.stderr)
+        sys.stderr.write(error_line(error) + "\n")
         return error.exit_code
     except typer.TyperException as error:
         return _usage(error)
@@ -205,9 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cdc.observe import logs  # noqa: PLC0415 - only when it is needed
 
         logs.crashed(error)
-        print(
-            f"cdc: a bug: {type(error).__name__}. Fix: starting again is safe; please report it with the log's last lines",
-            file=sys.stderr,
+        sys.stderr.write(
+            f"cdc: a bug: {type(error).__name__}. Fix: starting again is safe; please report it with the log's last lines\n"
         )
         return EXIT_BUG
     return code if isinstance(code, int) else 0
@@ -220,10 +224,10 @@ def _pipe_closed() -> int:
 
 
 def _usage(error: typer.TyperException) -> int:
-    """A command that cannot be understood: one line as well. Without a word in it the help has been shown already."""
+    """Say in one line as well why a command cannot be understood; without a word in it the help was shown already."""
     if not error.message:
         return error.exit_code
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "cdc"
-    print(f"cdc: {error.format_message().rstrip('.')}. Fix: see {command} --help", file=sys.stderr)
+    sys.stderr.write(f"cdc: {error.format_message().rstrip('.')}. Fix: see {command} --help\n")
     return error.exit_code

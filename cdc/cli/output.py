@@ -36,7 +36,8 @@ def print_json(document: Mapping[str, object]) -> None:
 
 def say(text: str) -> None:
     """Tell people something on stderr: what is being done, never the answer."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -66,14 +67,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
 def progress(what: str, total: float | None = None) -> Iterator[Step]:
     """Show how far a command is that can take more than two seconds; silent unless stderr is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda done=1: None
+        yield _unseen
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - slow to load
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done=1: bar.advance(task, done)
+
+
+def _unseen(done: float = 1) -> None:
+    """Take progress that nobody sees."""
 
 
 def error_line(error: CdcError) -> str:

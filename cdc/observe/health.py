@@ -31,8 +31,8 @@ WAL_SAMPLES_KEPT = 60
 """Looks at the slot from which its rate is taken: at one in 10 s, the last ten minutes."""
 
 WAITING = frozenset({State.STANDBY, State.BACKOFF, State.HELD})
-"""States that the pipeline leaves only to try again: an attempt is no news until it succeeds. A standby tries twice a second,
-and an outage would otherwise look half the time as if it were over."""
+"""States that the pipeline leaves only to try again: an attempt is no news until it succeeds. A standby tries twice a
+second, and an outage would otherwise look half the time as if it were over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Health:
         return self._snapshot
 
     def beat(self) -> None:
-        """The loop turned."""
+        """Note that the loop turned."""
         self._beat = self._monotonic()
 
     def beat_age_s(self) -> float:
@@ -186,18 +186,18 @@ class Health:
         return True
 
     def failed(self) -> None:
-        """A passage through the door ended with an error."""
+        """Count a passage through the door that ended with an error."""
         self._replace(failures=self._snapshot.failures + 1)
 
     def looked(self, server: Server, position: Position | None) -> None:
-        """The server was looked at."""
+        """Keep what was seen of the server."""
         samples = self._snapshot.wal_samples
         safe = None if server.slot is None else server.slot.safe_wal_size
         samples = () if safe is None else (*samples, (self._monotonic(), safe))[-WAL_SAMPLES_KEPT:]
         self._replace(server=server, position=position or self._snapshot.position, wal_samples=samples)
 
     def committed(self, position: Position, events: int, dead_letters: int) -> None:
-        """A Kafka transaction was committed."""
+        """Count a committed Kafka transaction."""
         snapshot = self._snapshot
         self._replace(
             position=position,

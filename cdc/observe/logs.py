@@ -1,7 +1,7 @@
 """Logs: structlog to stderr, for people on a terminal and as JSON lines for everything else.
 
-Strategy: whoever logs gives an event and named facts, and none of them is a payload, a key or a secret. Three nets hang below
-that, because one forgotten line would be enough: facts with a telling name are hidden, passwords inside of texts are
+Strategy: whoever logs gives an event and named facts, and none of them is a payload, a key or a secret. Three nets hang
+below that, because one forgotten line would be enough: facts with a telling name are hidden, passwords inside of texts are
 masked by the `scrub` that the caller brings, and of an exception that is not ours only the type and the places are shown:
 the words of a foreign exception may quote what it choked on.
 
@@ -133,9 +133,7 @@ class _Redact:
             case BaseException():
                 return self._scrub(describe(fact))
             case Mapping():
-                return {
-                    str(name): HIDDEN if forbidden(str(name)) else self._clean(item) for name, item in fact.items()
-                }
+                return {str(name): HIDDEN if forbidden(str(name)) else self._clean(item) for name, item in fact.items()}
             case list() | tuple() | set() | frozenset():
                 return [self._clean(item) for item in fact]
             case _:

@@ -61,7 +61,12 @@ METRICS = (
     Definition("cdc_heartbeat_age_seconds", "gauge", (), "Time since the loop last turned."),
     Definition("cdc_events_total", "counter", (), "Outbox rows that were published and committed as events."),
     Definition("cdc_topic_records_total", "counter", ("topic",), "Committed records by topic, dead letters included."),
-    Definition("cdc_topic_bytes_total", "counter", ("topic",), "Committed bytes by topic: keys, values and headers, uncompressed."),
+    Definition(
+        "cdc_topic_bytes_total",
+        "counter",
+        ("topic",),
+        "Committed bytes by topic: keys, values and headers, uncompressed.",
+    ),
     Definition("cdc_dead_letters_total", "counter", ("reason",), "Rows that became dead letters."),
     Definition(
         "cdc_ignored_messages_total",
@@ -85,25 +90,42 @@ METRICS = (
         "cdc_passages_failed_total",
         "counter",
         ("cause",),
-        "Passages that ended with an error: the Kafka transaction under way was given up and both connections were opened anew.",
+        "Passages that ended with an error: the Kafka transaction was given up and both connections were opened anew.",
     ),
-    Definition("cdc_position_lsn_bytes", "gauge", (), "Place in the write-ahead log up to which everything is published."),
-    Definition("cdc_position_commit_timestamp_seconds", "gauge", (), "When PostgreSQL committed what stands at the position."),
+    Definition(
+        "cdc_position_lsn_bytes", "gauge", (), "Place in the write-ahead log up to which everything is published."
+    ),
+    Definition(
+        "cdc_position_commit_timestamp_seconds", "gauge", (), "When PostgreSQL committed what stands at the position."
+    ),
     Definition("cdc_generation", "gauge", (), "Generation of the position: raised by every recovery and rewind."),
     Definition("cdc_last_commit_timestamp_seconds", "gauge", (), "When this process last committed to Kafka."),
     Definition("cdc_lag_bytes", "gauge", (), "Log that is not published yet, at the last look at the server."),
-    Definition("cdc_lag_seconds", "gauge", (), "Age of the commit up to which everything is published; 0 when nothing waits."),
+    Definition(
+        "cdc_lag_seconds", "gauge", (), "Age of the commit up to which everything is published; 0 when nothing waits."
+    ),
     Definition("cdc_slot_wal_status", "gauge", ("status",), "1 for the slot's wal_status, 0 for the others."),
-    Definition("cdc_slot_retained_bytes", "gauge", (), "Log that the server keeps for the slot, from its restart_lsn on."),
-    Definition("cdc_slot_confirmed_lag_bytes", "gauge", (), "Part of it that the pipeline has not confirmed: its own lag."),
+    Definition(
+        "cdc_slot_retained_bytes", "gauge", (), "Log that the server keeps for the slot, from its restart_lsn on."
+    ),
+    Definition(
+        "cdc_slot_confirmed_lag_bytes", "gauge", (), "Part of it that the pipeline has not confirmed: its own lag."
+    ),
     Definition(
         "cdc_slot_held_back_bytes",
         "gauge",
         (),
         "Part of it below the confirmed place, kept because of a transaction that was open there: end that transaction.",
     ),
-    Definition("cdc_slot_safe_wal_bytes", "gauge", (), "Log that can still be written before the slot is in danger (max_slot_wal_keep_size)."),
-    Definition("cdc_slot_lost_in_seconds", "gauge", (), "When the slot will be lost if its room goes on shrinking as it does."),
+    Definition(
+        "cdc_slot_safe_wal_bytes",
+        "gauge",
+        (),
+        "Log that can still be written before the slot is in danger (max_slot_wal_keep_size).",
+    ),
+    Definition(
+        "cdc_slot_lost_in_seconds", "gauge", (), "When the slot will be lost if its room goes on shrinking as it does."
+    ),
 )
 
 _BY_NAME = {definition.name: definition for definition in METRICS}
@@ -113,7 +135,8 @@ class Metrics:
     """The counters, and a registry that adds the gauges of the health snapshot when it is asked."""
 
     def __init__(self, health: Health, states: Iterable[str]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody asks for them, and each counter would show twice
+        # Nobody asks for the time at which a counter was made, and each would show twice.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's own gap
         self.registry = CollectorRegistry()
         self.events = self._counter("cdc_events_total")
         self.topic_records = self._counter("cdc_topic_records_total")

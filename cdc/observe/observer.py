@@ -1,7 +1,8 @@
 """The pipeline's Observer: what it reports becomes metrics, health and log lines.
 
-Strategy: every hook is a few assignments and counter increments, is called once for each Kafka transaction or rarer, and never
-waits for anybody. Log lines that an outage or a bad deployment could repeat thousands of times a second are thinned out.
+Strategy: every hook is a few assignments and counter increments, is called once for each Kafka transaction or rarer, and
+never waits for anybody. Log lines that an outage or a bad deployment could repeat thousands of times a second are
+thinned out.
 """
 
 from __future__ import annotations
@@ -44,32 +45,32 @@ class PipelineObserver:
         return repr(self.health)
 
     def heartbeat(self) -> None:
-        """The loop turned, or waits and has looked around."""
+        """Note that the loop turned, or waits and has looked around."""
         self.health.beat()
 
     def state(self, state: str, reason: str) -> None:
-        """The supervisor entered a state."""
+        """Show and log a state that the supervisor entered."""
         self.health.beat()
         if self.health.turned(state, reason) and state != State.BACKOFF:  # `failed` has told it
             (self._log.error if state == State.FAILED else self._log.info)("state", state=str(state), reason=reason)
 
     def server(self, server: Server, position: Position | None) -> None:
-        """The server was looked at."""
+        """Keep what was seen of the server."""
         self.health.looked(server, position)
 
     def failed(self, error: Exception) -> None:
-        """A passage through the door ended with this error; another one follows, or the process exits."""
+        """Count and log the error that ended a passage through the door."""
         self.health.failed()
         self.metrics.failures.labels(cause_of(error)).inc()
         self._log.warning("passage failed", cause=cause_of(error), error=describe(error))
 
     def published(self, topics: Mapping[str, tuple[int, int]]) -> None:
-        """What the Kafka transaction that was just committed held: records and bytes by topic."""
+        """Count what a committed Kafka transaction held: records and bytes by topic."""
         for topic, (records, size) in topics.items():
             self.metrics.topic(topic, records, size)
 
     def committed(self, position: Position, events: int, dead_letters: int, seconds: float) -> None:
-        """A Kafka transaction was committed, `seconds` after its first record."""
+        """Count a Kafka transaction that was committed, `seconds` after its first record."""
         health, metrics = self.health, self.metrics
         health.beat()
         health.committed(position, events, dead_letters)
@@ -80,7 +81,7 @@ class PipelineObserver:
         metrics.latency_s.observe(max(0.0, (health.now_us() - position.commit_time_us) / 1e6))
 
     def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
-        """A row was parked."""
+        """Count and log a row that was parked."""
         self.metrics.dead_letters.labels(reason).inc()
         now = self._monotonic()
         since, told = self._windows.get(reason, (now, 0))
@@ -93,7 +94,7 @@ class PipelineObserver:
             self._log.warning("dead letter", reason=reason, event_id=event_id, sequence=sequence, what=what, **more)
 
     def ignored(self, kind: str, count: int) -> None:
-        """Messages were decoded and not used."""
+        """Count messages that were decoded and not used."""
         self.metrics.ignored.labels(kind).inc(count)
 
 

@@ -32,7 +32,13 @@ def page(document: Mapping[str, Any]) -> str:
         f'<h1>{name} <span class="{mood}">{state}</span></h1>',
         f"<p>{reason or 'since ' + escape(document['since'])}</p>",
     ]
-    for title, key in (("Position", "position"), ("Lag", "lag"), ("Slot", "slot"), ("Server", "server"), ("Totals", "totals")):
+    for title, key in (
+        ("Position", "position"),
+        ("Lag", "lag"),
+        ("Slot", "slot"),
+        ("Server", "server"),
+        ("Totals", "totals"),
+    ):
         parts += _facts(title, document[key])
     parts += [
         "<h2>What happened</h2><table><thead><tr><th>Time</th><th>State</th><th>Reason</th></tr></thead><tbody>",

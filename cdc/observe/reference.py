@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from cdc.observe.metrics import METRICS
 
 INTRODUCTION = """\
@@ -9,13 +11,13 @@ INTRODUCTION = """\
 
 <!-- Written by `python -m cdc.observe.reference`; a test keeps it equal to the program. -->
 
-`/metrics` on `http.listen` shows these in Prometheus' text format, besides `process_*` (CPU, memory, file descriptors). A gauge
-whose value is not known yet is left out.
+`/metrics` on `http.listen` shows these in Prometheus' text format, besides `process_*` (CPU, memory, file descriptors).
+A gauge whose value is not known yet is left out.
 
-Three numbers tell why the server keeps log for the slot. `cdc_lag_bytes` is what is not published yet: the pipeline's own lag.
-`cdc_slot_confirmed_lag_bytes` is what it has not confirmed, hardly more. `cdc_slot_held_back_bytes` is what the server keeps below
-the confirmed place because a transaction was open there, in whatever table: the pipeline cannot free it, ending that
-transaction does.
+Three numbers tell why the server keeps log for the slot. `cdc_lag_bytes` is what is not published yet: the pipeline's own
+lag. `cdc_slot_confirmed_lag_bytes` is what it has not confirmed, hardly more. `cdc_slot_held_back_bytes` is what the
+server keeps below the confirmed place because a transaction was open there, in whatever table: the pipeline cannot free
+it, ending that transaction does.
 
 | metric | kind | labels | meaning |
 |---|---|---|---|
@@ -32,4 +34,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    sys.stdout.write(markdown())

@@ -70,11 +70,11 @@ SHUTDOWN_GRACE_MAX = timedelta(minutes=15)
 SECTION_NOTES: Mapping[str, str] = {
     "postgres": "Where the log is read.",
     "outbox": "What a row of the outbox table means, and what becomes of one that cannot be published.",
-    "outbox.columns": "Where each part of an event stands in the row: the name of a column, or else a path into the JSON payload such as "
-    "`payload.eventType`. Name only what differs. A column that is named here has to exist.",
+    "outbox.columns": "Where each part of an event stands in the row: the name of a column, or else a path into the JSON "
+    "payload such as `payload.eventType`. Name only what differs. A column that is named here has to exist.",
     "schemas": "Which schema a payload is checked against.",
-    "kafka": "Every librdkafka property passes through under its own name (in double quotes, or as a dotted key), except those that the "
-    "guarantee rests on, which are refused.",
+    "kafka": "Every librdkafka property passes through under its own name (in double quotes, or as a dotted key), except "
+    "those that the guarantee rests on, which are refused.",
     "topics": "Where records go.",
     "topics.create": "How topics that do not exist are created. Without this table they must exist.",
     "http": "What can be seen from outside.",
@@ -94,7 +94,7 @@ class PostgresSettings(_Frozen):
     )
     admin_dsn: ConnectionString | None = Field(
         default=None,
-        description="Connection for `cdc init`, which creates the publication, the slot and the role; without it `dsn` is used.",
+        description="Connection for `cdc init`, which creates publication, slot and role; without it `dsn` is used.",
     )
     slot: SlotName = Field(description="Replication slot; one pipeline owns it.")
     publication: Identifier = Field(description="Publication; a literal name, quoted by us.")
@@ -102,7 +102,7 @@ class PostgresSettings(_Frozen):
         default=timedelta(seconds=10),
         ge=STATUS_INTERVAL_MIN,
         le=STATUS_INTERVAL_MAX,
-        description="How often PostgreSQL hears from us at least; `wal_sender_timeout` of our connection is set to 6 times this.",
+        description="How often PostgreSQL hears from us at least; our connection's `wal_sender_timeout` is 6 times this.",
     )
 
 
@@ -110,16 +110,22 @@ class ColumnSettings(_Frozen):
     """Table `columns` in `[outbox]`."""
 
     id: Column | None = Field(default=None, description="Event id (uuid, text or integer): `ce_id`.")
-    aggregatetype: Column | None = Field(default=None, description="Kind of thing that the event is about: usually its topic.")
+    aggregatetype: Column | None = Field(
+        default=None, description="Kind of thing that the event is about: usually its topic."
+    )
     aggregateid: Column | None = Field(default=None, description="Which thing: the record's key.")
     type: Column | None = Field(default=None, description="Event type: `ce_type`, and usually the schema's subject.")
     payload: Column | None = Field(default=None, description="The event itself; SQL NULL is a tombstone.")
-    schema_version: Column | None = Field(default=None, description="Version of the schema; without it the pinned or the latest one.")
+    schema_version: Column | None = Field(
+        default=None, description="Version of the schema; without it the pinned or the latest one."
+    )
     headers: Column | None = Field(default=None, description="More headers, as a JSON object of texts.")
     occurred_at: Column | None = Field(default=None, description="When it happened: `ce_time`.")
     topic: Column | None = Field(default=None, description="Topic of this row; NULL leaves it to `topics.route`.")
     partition: Column | None = Field(default=None, description="Partition of this row; NULL leaves it to the key.")
-    traceparent: Column | None = Field(default=None, description="W3C trace context, passed on as the header `traceparent`.")
+    traceparent: Column | None = Field(
+        default=None, description="W3C trace context, passed on as the header `traceparent`."
+    )
 
     def named(self) -> dict[str, str]:
         """Return only what the settings name; the rest has Debezium's column names."""
@@ -131,7 +137,8 @@ class OutboxSettings(_Frozen):
 
     table: Table = Field(
         default=TableName("public", "outbox"),
-        description='The outbox table. Names are literal and quoted by us; a dot inside a name needs double quotes: `App."Out.box"`.',
+        description="The outbox table. Names are literal and quoted by us; a dot inside a name needs double quotes: "
+        '`App."Out.box"`.',
     )
     columns: ColumnSettings = ColumnSettings()
     message_prefix: str | None = Field(
@@ -141,17 +148,23 @@ class OutboxSettings(_Frozen):
         examples=["outbox"],
     )
     payload: Literal["json", "avro"] = Field(
-        default="json", description='What the payload column holds: "json", or "avro" for bytes that are already encoded.'
+        default="json",
+        description='What the payload column holds: "json", or "avro" for bytes that are already encoded.',
     )
     source: SourceUri = Field(description="`ce_source` of every event, part of a consumer's inbox key.")
-    tombstones: bool = Field(default=True, description="A payload that is SQL NULL becomes a record without value; false makes it invalid.")
+    tombstones: bool = Field(
+        default=True, description="A payload that is SQL NULL becomes a record without value; false makes it invalid."
+    )
     on_invalid: Literal["dead-letter", "stop"] = Field(
         default="dead-letter",
-        description="A row that cannot become a record (schema, mapping, route, size, tombstone) becomes a dead letter, or stops the "
-        "pipeline with exit code 7.",
+        description="A row that cannot become a record (schema, mapping, route, size, tombstone) becomes a dead letter, or "
+        "stops the pipeline with exit code 7.",
     )
     retention: Duration | None = Field(
-        default=None, gt=timedelta(0), description="Delete published rows from the table when they are older.", examples=["7d"]
+        default=None,
+        gt=timedelta(0),
+        description="Delete published rows from the table when they are older.",
+        examples=["7d"],
     )
 
 
@@ -159,20 +172,27 @@ class SchemaSettings(_Frozen):
     """Table `[schemas]`."""
 
     folder: str = Field(
-        default="schemas", min_length=1, description="The schema folder; a relative path starts at the folder of the configuration file."
+        default="schemas",
+        min_length=1,
+        description="The schema folder; a relative path starts at the folder of the configuration file.",
     )
     subject: SubjectTemplate = Field(
-        default="{type}", description="Subject of a row; placeholders are the keys of `outbox.columns` without payload and headers."
+        default="{type}",
+        description="Subject of a row; placeholders are the keys of `outbox.columns` without payload and headers.",
     )
 
 
 class CreateSettings(_Frozen):
     """Table `create` in `[topics]`."""
 
-    partitions: int = Field(ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6])
+    partitions: int = Field(
+        ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6]
+    )
     replication_factor: int = Field(default=3, ge=1, le=32_767, description="Copies of each partition.")
     min_insync_replicas: int = Field(
-        default=2, ge=1, description="Copies that must have a record before it counts; never more than the copies there are."
+        default=2,
+        ge=1,
+        description="Copies that must have a record before it counts; never more than the copies there are.",
     )
 
     @model_validator(mode="before")
@@ -195,20 +215,25 @@ class TopicSettings(_Frozen):
 
     route: TopicTemplate = Field(
         default="outbox.event.{aggregatetype}",
-        description="Topic of a row; placeholders are the keys of `outbox.columns` without payload and headers. A non-null topic column "
-        "comes before it.",
+        description="Topic of a row; placeholders are the keys of `outbox.columns` without payload and headers. A non-null "
+        "topic column comes before it.",
     )
-    position: TopicName = Field(description="Topic of the position records: one partition, compacted, of this pipeline alone.")
+    position: TopicName = Field(
+        description="Topic of the position records: one partition, compacted, of this pipeline alone."
+    )
     dead_letter: TopicName = Field(description="Topic of the dead letters.")
     headers: Literal["cloudevents", "debezium"] = Field(
-        default="cloudevents", description="Headers of a record: CloudEvents in binary mode, or those of Debezium's outbox router."
+        default="cloudevents",
+        description="Headers of a record: CloudEvents in binary mode, or those of Debezium's outbox router.",
     )
     value: Literal["avro", "json"] = Field(
-        default="avro", description='Value of a record: "avro" in Confluent\'s wire format, or "json" for the validated text as it is.'
+        default="avro",
+        description='Value of a record: "avro" in Confluent\'s wire format, or "json" for the validated text as it is.',
     )
     create: CreateSettings | None = None
     on_partition_change: Literal["warn", "stop"] = Field(
-        default="warn", description="When a topic's number of partitions changes, keys move: warn, or stop the pipeline."
+        default="warn",
+        description="When a topic's number of partitions changes, keys move: warn, or stop the pipeline.",
     )
 
     @model_validator(mode="after")
@@ -224,7 +249,8 @@ class HttpSettings(_Frozen):
 
     listen: Listen = Field(
         default="127.0.0.1:8642",
-        description='Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "off" for none.',
+        description="Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "
+        '"off" for none.',
     )
 
     @property
@@ -247,7 +273,8 @@ class Settings(_Frozen):
     """All settings of one pipeline."""
 
     name: PipelineName = Field(
-        description="Name of the pipeline; slot, publication, topics and transactional.id follow from it.", examples=["shop"]
+        description="Name of the pipeline; slot, publication, topics and transactional.id follow from it.",
+        examples=["shop"],
     )
     shutdown_grace: Duration = Field(
         default=timedelta(seconds=10),

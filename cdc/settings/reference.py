@@ -1,10 +1,12 @@
-"""The manual's page about settings, written from the models: `python -m cdc.settings.reference > docs/configuration.md`.
+"""The manual's page about settings, written from the models.
 
-A test compares the page with what this module writes, so a key without words, or words without a key, cannot last.
+`python -m cdc.settings.reference > docs/configuration.md` writes it. A test compares the page with what this module writes,
+so a key without words, or words without a key, cannot last.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
@@ -25,17 +27,18 @@ INTRODUCTION = """\
 Settings come from three sources. A later one overrides an earlier one, key by key, also inside of tables:
 
 1. the file: `--config FILE`, else the variable `CDC_CONFIG`, else `cdc.toml` in the working folder if there is one;
-2. the environment: `CDC_NAME`, `CDC_POSTGRES__DSN`, `CDC_TOPICS__CREATE__PARTITIONS`. Two underscores go one table deeper; in
-   the `kafka` table one underscore stands for a dot: `CDC_KAFKA__BOOTSTRAP_SERVERS`;
+2. the environment: `CDC_NAME`, `CDC_POSTGRES__DSN`, `CDC_TOPICS__CREATE__PARTITIONS`. Two underscores go one table
+   deeper; in the `kafka` table one underscore stands for a dot: `CDC_KAFKA__BOOTSTRAP_SERVERS`;
 3. flags: `--set postgres.slot=cdc_shop`, `--set kafka.bootstrap.servers=127.0.0.1:9092`, as often as needed.
 
-A variable or a flag may hold a whole table: `--set 'topics.create={ partitions = 6 }'`. A key that does not exist is refused
-with exit code 2, the place where it was written and the key that was probably meant. `cdc check` shows the settings that hold
-and where each came from.
+A variable or a flag may hold a whole table: `--set 'topics.create={ partitions = 6 }'`. A key that does not exist is
+refused with exit code 2, the place where it was written and the key that was probably meant. `cdc check` shows the
+settings that hold and where each came from.
 
-**Secrets** may come from files: `dsn_file` and `admin_dsn_file`, `"sasl.password_file"` and its like in the `kafka` table,
-`CDC_POSTGRES__DSN_FILE` and `CDC_KAFKA__SASL_PASSWORD_FILE` in the environment. The file holds the secret alone; line ends at its
-end are cut off. Wherever settings are shown, secrets and the passwords inside of connection strings are masked.
+**Secrets** may come from files: `dsn_file` and `admin_dsn_file`, `"sasl.password_file"` and its like in the `kafka`
+table, `CDC_POSTGRES__DSN_FILE` and `CDC_KAFKA__SASL_PASSWORD_FILE` in the environment. The file holds the secret alone;
+line ends at its end are cut off. Wherever settings are shown, secrets and the passwords inside of connection strings are
+masked.
 
 **Paths** that the file names start at the file's folder, those of variables and flags at the working folder.
 
@@ -120,4 +123,4 @@ def _kafka() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    sys.stdout.write(markdown())

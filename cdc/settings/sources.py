@@ -108,7 +108,7 @@ def _property_name(parts: Sequence[str]) -> str:
 
 
 def _text(path: Path, value: str, place: str) -> Iterator[tuple[Path, object]]:
-    """A variable or a flag may hold a whole table as TOML's inline table."""
+    """Take a text for what it is, or for a whole table written as TOML's inline table."""
     if not isinstance(kind_of(path), type) and path != ("kafka", ""):
         yield path, value
         return
@@ -176,7 +176,7 @@ def kind_of(path: Path) -> type[BaseModel] | str | None:
 
 
 def _parts(annotation: object) -> tuple[object, ...]:
-    """The types in an annotation such as `X | None` or `Annotated[X, ..]`."""
+    """Yield the types in an annotation such as `X | None` or `Annotated[X, ..]`."""
     if get_origin(annotation) in {Union, UnionType}:
         return tuple(part for arg in get_args(annotation) for part in _parts(arg))
     if get_origin(annotation) is Annotated:
@@ -195,7 +195,7 @@ def all_paths(model: type[BaseModel] = Settings, path: Path = ()) -> Iterator[Pa
 
 
 def _nearest(path: Path) -> str | None:
-    """The setting that was probably meant: the same key in another table, a similar path, a similar key anywhere."""
+    """Guess which setting was meant: the same key in another table, a similar path, a similar key anywhere."""
     known = list(all_paths())
     keys = [each[-1] for each in known]
     if path[-1] in keys:
@@ -208,7 +208,7 @@ def _nearest(path: Path) -> str | None:
 
 
 def dotted(path: Path) -> str:
-    """A path as it is written in the file."""
+    """Write a path as it stands in the file."""
     return ".".join(f'"{key}"' if "." in key else key for key in path)
 
 

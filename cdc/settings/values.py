@@ -1,7 +1,7 @@
 """What a value in the settings may look like: text in, a typed value out, no I/O.
 
-Strategy: one small function for each kind of value. Whatever it refuses, it refuses with `Wrong`, which says what is wrong and
-what would be right, and never repeats a secret.
+Strategy: one small function for each kind of value. Whatever it refuses, it refuses with `Wrong`, which says what is wrong
+and what would be right, and never repeats a secret.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _DSN_WORD = re.compile(
 _DSN_URI = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s?'\"]*)@", re.IGNORECASE)
 
 
-class Wrong(ValueError):
+class Wrong(ValueError):  # noqa: N818 - what it is
     """A value that cannot be used: `what` is wrong with it, and `fix` says what would be right."""
 
     def __init__(self, what: str, fix: str) -> None:
@@ -114,7 +114,9 @@ class TableName:
             parts = ("public", *parts)
         if len(parts) != 2:  # noqa: PLR2004 - schema and table
             what = "is not the name of a table"
-            raise Wrong(what, 'write schema.table, with double quotes around a name that has a dot in it: App."Out.box"')
+            raise Wrong(
+                what, 'write schema.table, with double quotes around a name that has a dot in it: App."Out.box"'
+            )
         for part in parts:
             if len(part.encode()) > NAME_MAX_BYTES:
                 what = f"has a name of more than {NAME_MAX_BYTES} bytes"

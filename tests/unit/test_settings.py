@@ -311,7 +311,12 @@ class TestSecrets:
     def test_never_shown(self, dsn: str) -> None:
         settings = load(None, [f"kafka.sasl.password={CANARY}"], MINIMAL | {"CDC_POSTGRES__DSN": dsn})
         assert settings.postgres.dsn.get_secret_value() == dsn
-        for shown in (repr(settings), str(settings), repr(settings.effective()), settings.model_dump_json(exclude={"kafka"})):
+        for shown in (
+            repr(settings),
+            str(settings),
+            repr(settings.effective()),
+            settings.model_dump_json(exclude={"kafka"}),
+        ):
             assert CANARY not in shown
         assert "***" in mask(dsn)
 
@@ -335,7 +340,7 @@ class TestRefusals:
     def test_what_this_version_lacks(self, path: tuple[str, ...]) -> None:
         value = NOT_YET[path] if isinstance(NOT_YET[path], str) else "7d"
         error = refused([f"{'.'.join(path)}={value}"])
-        assert f"{'.'.join(path)} = \"{value}\" is not available in this version" in error.what
+        assert f'{".".join(path)} = "{value}" is not available in this version' in error.what
 
     @pytest.mark.parametrize("name", list(LOCKED_PROPERTIES))
     def test_what_the_guarantee_rests_on(self, name: str) -> None:

@@ -166,7 +166,8 @@ def test_help_loads_no_client() -> None:
 
 def test_a_closed_pipe_is_no_bug() -> None:
     script = (
-        "import os, sys; from cdc.cli import main; r, w = os.pipe(); os.close(r); os.dup2(w, 1); sys.exit(main(['--version']))"
+        "import os, sys; from cdc.cli import main; r, w = os.pipe(); os.close(r); os.dup2(w, 1);"
+        "sys.exit(main(['--version']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (141, "")

@@ -13,6 +13,7 @@ from cdc.pipeline.supervisor import State
 from cdc.position import Lsn
 from tests.unit.observe.samples import POSITION, SERVER, SLOT, Clock
 
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()

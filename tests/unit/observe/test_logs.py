@@ -35,7 +35,7 @@ def lines(out: io.StringIO) -> list[dict[str, object]]:
 
 def fail() -> None:
     try:
-        {}[CANARY]
+        dict[str, str]()[CANARY]
     except KeyError as error:
         raise ValueError(CANARY) from error
 
