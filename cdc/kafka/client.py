@@ -1,0 +1,127 @@
+"""What all Kafka clients share: how they are made, how their errors are read, how they are waited for and let go.
+
+Rules.
+- Nobody blocks the owner thread: whatever waits does so in pauses of PAUSE_S and calls `waiting` between them.
+- librdkafka's log lines and errors are handed over by `poll`, so whoever waits polls. Its lines name topics, brokers and
+  codes, and never a record.
+- A client that is let go is destroyed in another thread, because its destructor waits for librdkafka's threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from cdc.errors import CdcError, ConfigurationError, KafkaRefused
+from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
+from cdc.kafka.properties import Properties
+
+Waiting = Callable[[], None]
+Client = TypeVar("Client")
+Answer = TypeVar("Answer")
+
+LOG = logging.getLogger("cdc.kafka")
+
+PAUSE_S = 0.003
+"""Longest time without a call of `waiting`; an answer that comes ends the pause at once."""
+
+REQUEST_TIMEOUT_S = 10.0
+"""How long an administrative request may take, as long as a socket may be silent."""
+
+
+class Polled(Protocol):
+    """A client whose events are handed over by poll."""
+
+    def poll(self, timeout: float = ...) -> Any:  # noqa: ANN401 - a count or a message, and nobody reads it
+        """Hand over what is there."""
+
+
+class Notes:
+    """What a client reported on its own, from whichever thread: the last error, and the last refusal for good."""
+
+    def __init__(self) -> None:
+        self.last: Fault | None = None
+        self.refusal: Fault | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Take an error event (librdkafka's error_cb)."""
+        fault = fault_of(error)
+        self.last = fault
+        # A group is nothing that cdc uses: a consumer with offsets of its own asks for its coordinator all the same.
+        if fault.code != Code.GROUP_AUTHORIZATION_FAILED and remedy(fault, transactional=False) is Remedy.EXIT:
+            self.refusal = fault
+
+    def check(self, doing: str) -> None:
+        """Raise KafkaRefused when the broker has refused us for good, such as a wrong password."""
+        if self.refusal is not None:
+            raise exception(self.refusal, doing, transactional=False)
+
+
+def make(kind: Callable[..., Client], properties: Properties, notes: Notes) -> Client:
+    """Create a client; a property that librdkafka does not take is a ConfigurationError."""
+    try:
+        return kind({**properties, "error_cb": notes}, logger=LOG)
+    except KafkaException as error:
+        fault = fault_of(error.args[0])
+        msg = f"the kafka table of the settings is not accepted: {fault.text}"
+        raise ConfigurationError(msg, "see librdkafka's CONFIGURATION.md") from None
+
+
+def fault_of(error: KafkaError) -> Fault:
+    """Read an error of the client as values."""
+    return Fault(
+        error.code(), error.name(), error.str(), error.fatal(), error.retriable(), error.txn_requires_abort()
+    )
+
+
+def raised(error: KafkaException, doing: str, *, transactional: bool) -> CdcError:
+    """Return what to raise for an exception of the client."""
+    return exception(fault_of(error.args[0]), doing, transactional=transactional)
+
+
+def answer(future: Future[Answer], client: Polled, notes: Notes, waiting: Waiting, doing: str) -> Answer:
+    """Wait for an administrative request, which ends by its own timeout; its error is raised as KafkaException."""
+    while True:
+        try:
+            return future.result(timeout=PAUSE_S)
+        except TimeoutError:
+            client.poll(0)
+            notes.check(doing)
+            waiting()
+
+
+def unanswered(fault: Fault, notes: Notes, doing: str) -> CdcError:
+    """Return what to raise when a request failed, with the client's own complaint where the answer has none."""
+    error = exception(fault, doing, transactional=False)
+    if isinstance(error, KafkaRefused) or notes.last is None or fault.code not in {Code.TIMED_OUT, Code.TRANSPORT}:
+        return error
+    return type(error)(f"{error.what} ({notes.last})", error.fix)
+
+
+_retired: queue.SimpleQueue[list[object]] = queue.SimpleQueue()
+_reaper: list[threading.Thread] = []
+
+
+def retire(*clients: object) -> None:
+    """Let clients go without waiting for their destructors."""
+    if not _reaper:
+        _reaper.append(threading.Thread(target=_reap, name="cdc-kafka-reaper", daemon=True))
+        _reaper[0].start()
+    _retired.put(list(clients))
+
+
+def _reap() -> None:
+    while True:
+        clients = _retired.get()
+        for client in clients:
+            close = getattr(client, "unsubscribe", None) and getattr(client, "close", None)
+            if close is not None:
+                close()
+        clients.clear()
+        client = None

@@ -1,0 +1,204 @@
+"""Topics as their broker describes them: looked at, created where the settings say so, never made by accident.
+
+Strategy: `Topics` asks with DescribeTopics and DescribeConfigs, which create nothing, and waits by PAUSE_S. What it returns is
+a `Topic` or the Fault that stands in its place, so that callers decide whether a missing topic is a row's fault (a route)
+or the pipeline's (position, dead letters).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+
+from cdc.errors import KafkaRefused, Retriable
+from cdc.kafka.client import REQUEST_TIMEOUT_S, Notes, Waiting, answer, fault_of, make, retire, unanswered
+from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
+from cdc.kafka.limits import name_fault
+from cdc.kafka.properties import Properties
+
+CREATION_PATIENCE_S = 10.0
+"""How long a new topic may take until every broker that we ask knows it."""
+
+CREATION_PAUSE_S = 0.05
+
+MISSING = frozenset({Code.UNKNOWN_TOPIC_OR_PART, Code.UNKNOWN_TOPIC})
+
+DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
+"""The broker's transaction.max.timeout.ms when it does not let us read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """How topics are made that do not exist (the settings' topics.create)."""
+
+    partitions: int
+    replication_factor: int
+    min_insync_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as described: `replication_factor` is its least, `config` what is in force, `writable` our right to write."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+    readable: bool
+    writable: bool
+
+
+class Topics:
+    """An administrative client, made when it is first needed and again after a fault."""
+
+    def __init__(self, properties: Properties, clock: Callable[[], float] = time.monotonic) -> None:
+        self._properties = properties
+        self._clock = clock
+        self._admin: AdminClient | None = None
+        self._notes = Notes()
+
+    def __repr__(self) -> str:
+        return f"<Topics {'connected' if self._admin else 'closed'}>"
+
+    def close(self) -> None:
+        """Let the client go; it comes back when it is needed."""
+        if self._admin is not None:
+            retire(self._admin)
+            self._admin = None
+
+    def cluster_id(self, waiting: Waiting) -> str:
+        """Return the id of the Kafka cluster."""
+        future = self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+        return str(self._answer(future, waiting, "asking for the cluster's id").cluster_id)
+
+    def brokers(self, waiting: Waiting) -> list[int]:
+        """Return the ids of the brokers that are up."""
+        future = self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+        return [node.id for node in self._answer(future, waiting, "asking for the brokers").nodes]
+
+    def broker_config(self, waiting: Waiting) -> dict[str, str]:
+        """Return the configuration of one broker; raises KafkaRefused when we may not read it."""
+        resource = ConfigResource(ResourceType.BROKER, str(self.brokers(waiting)[0]))
+        future = self._client().describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource]
+        entries = self._answer(future, waiting, "reading the broker's configuration")
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+    def transaction_max_timeout_ms(self, waiting: Waiting) -> int:
+        """Return the longest Kafka transaction that the broker takes."""
+        try:
+            config = self.broker_config(waiting)
+        except KafkaRefused:
+            return DEFAULT_TRANSACTION_MAX_TIMEOUT_MS
+        return int(config.get("transaction.max.timeout.ms", DEFAULT_TRANSACTION_MAX_TIMEOUT_MS))
+
+    def describe(self, names: Collection[str], waiting: Waiting) -> dict[str, Topic | Fault]:
+        """Describe topics; a topic that is missing, forbidden or illegal is told by its Fault.
+
+        Raises Retriable while the broker cannot be asked.
+        """
+        found: dict[str, Topic | Fault] = {}
+        legal = []
+        for name in names:
+            if (fault := name_fault(name)) is None:
+                legal.append(name)
+            else:
+                found[name] = Fault(Code.TOPIC_EXCEPTION, "TOPIC_EXCEPTION", f"the name is illegal: {fault}")
+        if not legal:
+            return found
+        client = self._client()
+        described = client.describe_topics(
+            TopicCollection(legal), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S
+        )
+        resources = {name: ConfigResource(ResourceType.TOPIC, name) for name in legal}
+        configs = client.describe_configs(list(resources.values()), request_timeout=REQUEST_TIMEOUT_S)
+        for name in legal:
+            description = self._try(described[name], waiting, f"describing topic {name!r}")
+            entries = self._try(configs[resources[name]], waiting, f"reading the configuration of topic {name!r}")
+            if isinstance(description, Fault):
+                found[name] = description
+            elif isinstance(entries, Fault):
+                found[name] = entries
+            else:
+                found[name] = _topic(name, description, entries)
+        return found
+
+    def create(self, name: str, create: Create, config: Mapping[str, str], waiting: Waiting) -> bool:
+        """Create a topic and wait until it can be described; return False when it was there already."""
+        topic = NewTopic(
+            name,
+            num_partitions=create.partitions,
+            replication_factor=create.replication_factor,
+            config={"min.insync.replicas": str(create.min_insync_replicas), **config},
+        )
+        future = self._client().create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
+        doing = f"creating topic {name!r}"
+        outcome = self._try(future, waiting, doing)
+        if isinstance(outcome, Fault) and outcome.code != Code.TOPIC_ALREADY_EXISTS:
+            raise exception(outcome, doing, transactional=False)
+        deadline = self._clock() + CREATION_PATIENCE_S
+        while not isinstance(found := self.describe([name], waiting)[name], Topic):
+            if found.code not in MISSING:
+                raise exception(found, doing, transactional=False)
+            if self._clock() >= deadline:
+                msg = f"topic {name!r} was created, but the broker does not show it"
+                raise Retriable(msg)
+            self._pause(waiting)
+        return outcome is None
+
+    def offsets(self, partitions: Mapping[TopicPartition, OffsetSpec], isolation: Any, waiting: Waiting) -> list[int]:  # noqa: ANN401 - an enum without a public stub
+        """Ask the partitions' leaders for offsets (ListOffsets), in the order of `partitions`."""
+        futures = self._client().list_offsets(
+            dict(partitions), isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S
+        )
+        doing = f"asking for the offsets of {', '.join(sorted({partition.topic for partition in partitions}))}"
+        return [self._answer(futures[partition], waiting, doing).offset for partition in partitions]
+
+    def _client(self) -> AdminClient:
+        if self._admin is None:
+            self._notes = Notes()
+            self._admin = make(AdminClient, self._properties, self._notes)
+        return self._admin
+
+    def _answer(self, future: Future[Any], waiting: Waiting, doing: str) -> Any:  # noqa: ANN401 - the request's own type
+        outcome = self._try(future, waiting, doing)
+        if isinstance(outcome, Fault):
+            raise exception(outcome, doing, transactional=False)
+        return outcome
+
+    def _try(self, future: Future[Any], waiting: Waiting, doing: str) -> Any:  # noqa: ANN401 - the request's own type
+        """Return the answer, or the Fault that the broker gave instead; raise when the broker could not be asked."""
+        try:
+            return answer(future, self._client(), self._notes, waiting, doing)
+        except KafkaException as error:
+            fault = fault_of(error.args[0])
+            if remedy(fault, transactional=False) is Remedy.REPEAT:
+                failure = unanswered(fault, self._notes, doing)
+                self.close()
+                raise failure from None
+            return fault
+
+    def _pause(self, waiting: Waiting) -> None:
+        until = self._clock() + CREATION_PAUSE_S
+        while self._clock() < until:
+            waiting()
+            time.sleep(0.003)
+
+
+def _topic(name: str, description: Any, entries: Mapping[str, Any]) -> Topic:  # noqa: ANN401 - the client's own types
+    operations: Iterable[AclOperation] | None = description.authorized_operations
+    # A broker that does not tell our rights is believed to grant them; a refusal then shows at the commit.
+    allowed = None if not operations else set(operations)
+    return Topic(
+        name=name,
+        partitions=len(description.partitions),
+        replication_factor=min((len(partition.replicas) for partition in description.partitions), default=0),
+        config={key: entry.value for key, entry in entries.items() if entry.value is not None},
+        readable=allowed is None or AclOperation.READ in allowed,
+        writable=allowed is None or AclOperation.WRITE in allowed,
+    )
