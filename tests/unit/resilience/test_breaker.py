@@ -1,0 +1,50 @@
+"""The breaker opens, probes once, and never stays half open."""
+
+import pytest
+
+from cdc.resilience.breaker import Breaker, State
+
+
+def opened() -> Breaker:
+    breaker = Breaker(failures=3, period_s=10.0)
+    for now in (0.0, 1.0, 2.0):
+        breaker.failed(now)
+    return breaker
+
+
+def test_failures_in_a_row_open_it() -> None:
+    breaker = Breaker(failures=2, period_s=10.0)
+    breaker.failed(0.0)
+    breaker.succeeded()
+    breaker.failed(1.0)
+    assert breaker.state(1.0) is State.CLOSED
+    assert breaker.allows(1.0)
+    breaker.failed(2.0)
+    assert breaker.state(2.0) is State.OPEN
+    assert not breaker.allows(11.9)
+
+
+def test_one_probe_after_the_period() -> None:
+    breaker = opened()
+    assert breaker.allows(12.0)
+    assert breaker.state(12.0) is State.HALF_OPEN
+    assert not breaker.allows(12.0)
+
+
+def test_probe_decides() -> None:
+    breaker = opened()
+    assert breaker.allows(12.0)
+    breaker.failed(13.0)
+    assert not breaker.allows(22.9)
+    assert breaker.allows(23.0)
+    breaker.succeeded()
+    assert breaker.state(23.0) is State.CLOSED
+    assert breaker.allows(23.0)
+
+
+@pytest.mark.parametrize("lost_for", [10.0, 19.9])
+def test_case_131_lost_probe_ends_half_open(lost_for: float) -> None:
+    breaker = opened()
+    assert breaker.allows(12.0)
+    assert breaker.state(12.0 + lost_for) is State.OPEN
+    assert breaker.allows(12.0 + 20.0)
