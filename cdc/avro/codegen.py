@@ -11,7 +11,6 @@ deep, get a function of their own: so recursion works, and neither the size nor 
 from __future__ import annotations
 
 import ast
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ from cdc.avro.unions import branches
 from cdc.avro.wire import COUNT, LARGE, LONG, SMALL, int32, long
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from cdc.avro.schema import Field, Node
 

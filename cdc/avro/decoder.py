@@ -64,9 +64,7 @@ class Decoder:
         stream = io.BytesIO(value)
         stream.seek(HEADER_BYTES)
         try:
-            decoded = fastavro.schemaless_reader(
-                stream, self._schema(writer), None if reader is writer else self._schema(reader)
-            )
+            decoded = fastavro.schemaless_reader(stream, self._schema(writer), None if reader is writer else self._schema(reader))
         except _MALFORMED as error:
             msg = f"the value is no record of {writer} (id {writer.id}) in the shape of {reader}: {type(error).__name__}"
             raise MalformedError(msg) from None

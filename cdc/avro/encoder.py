@@ -136,8 +136,7 @@ def _exactly(value: Any) -> Any:
 def _needs_exact(schema: Schema) -> bool:
     """Whether the schema holds decimals: orjson reads those as floats."""
     return any(
-        isinstance(node, (Primitive, Fixed)) and node.logical is not None and node.logical.name == "decimal"
-        for node in walk(schema.root)
+        isinstance(node, (Primitive, Fixed)) and node.logical is not None and node.logical.name == "decimal" for node in walk(schema.root)
     )
 
 

@@ -162,7 +162,7 @@ def _union(schema: Schema, node: Union, value: object, path: str) -> Iterator[st
         yield from _named(schema, node, value, path)
     elif kind in rule.ambiguous:
         takers = ", ".join(branch_name(branch) for branch in node.branches)
-        yield f"{path}: {kind_of(value)} could belong to several branches of the union; name one of {takers} as in {{\"NAME\": value}}"
+        yield f'{path}: {kind_of(value)} could belong to several branches of the union; name one of {takers} as in {{"NAME": value}}'
     else:
         yield f"{path}: expected {label(node)}, came {kind_of(value)}"
 

@@ -148,7 +148,7 @@ class Registry:
                 raise ConfigurationError(what, "a locked version never changes: restore it, and add a new version instead")
         for (subject, number), encoder in self._encoders.items():
             if number is not None:
-                newer._encoders[subject, number] = encoder  # noqa: SLF001 - the same class
+                newer._encoders[subject, number] = encoder
         return newer
 
     def _subject(self, subject: str) -> tuple[Version, ...]:

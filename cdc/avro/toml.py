@@ -1,16 +1,16 @@
 """Read registry.toml: what a team decided for each subject. Text in, settings out, no I/O.
 
-    [defaults]
-    compatibility = "BACKWARD_TRANSITIVE"
+[defaults]
+compatibility = "BACKWARD_TRANSITIVE"
 
-    [subjects.OrderPlaced]
-    compatibility = "FULL_TRANSITIVE"
-    owner = "team-orders"
-    topic = "outbox.event.Order"
-    retention = "90d"
-    consumers = ["billing", "shipping"]
-    personal = ["customer.email"]       # masked wherever people read events
-    pinned = 1                          # for rows that name no version
+[subjects.OrderPlaced]
+compatibility = "FULL_TRANSITIVE"
+owner = "team-orders"
+topic = "outbox.event.Order"
+retention = "90d"
+consumers = ["billing", "shipping"]
+personal = ["customer.email"]       # masked wherever people read events
+pinned = 1                          # for rows that name no version
 """
 
 from __future__ import annotations

@@ -36,9 +36,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 _UUID_LOOSE = re.compile(r"(\{)?([0-9a-fA-F]{8})(-?)([0-9a-fA-F]{4})\3([0-9a-fA-F]{4})\3([0-9a-fA-F]{4})\3([0-9a-fA-F]{12})(?(1)\})")
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
-_STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)[T ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?", re.ASCII
-)
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?", re.ASCII)
 _DURATION = re.compile(
     r"P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
     r"(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9})(?:[.,](\d{1,9}))?S)?)?",
@@ -84,6 +82,8 @@ def _number(value: object, target: str) -> float:
     if kind is float:
         return value  # type: ignore[return-value]
     if kind is int or kind is Decimal:
+        if kind is Decimal and value.is_nan():  # type: ignore[union-attr]
+            return float("nan")
         try:
             number = float(value)  # type: ignore[arg-type]
         except OverflowError:

@@ -27,11 +27,7 @@ INT_MAX: Final = (1 << 31) - 1
 _LAST: Final = [bytes((z,)) if z < 128 else bytes((z & 127 | 128, z >> 7)) for z in range(_STEP)]
 _MORE: Final = [bytes((z & 127 | 128, z >> 7 | 128)) for z in range(_STEP)]
 
-LONG: Final = (
-    _LAST[0::2]
-    + [_MORE[z & _MASK] + _LAST[z >> _BITS] for z in range(2 * SMALL, 2 * LARGE, 2)]
-    + _LAST[1::2][::-1]
-)
+LONG: Final = _LAST[0::2] + [_MORE[z & _MASK] + _LAST[z >> _BITS] for z in range(2 * SMALL, 2 * LARGE, 2)] + _LAST[1::2][::-1]
 """LONG[n] is n as a varint for -SMALL <= n < LARGE."""
 
 COUNT: Final = _LAST[0::2]

@@ -5,16 +5,24 @@ Every command reads the folder, decides in `cdc.avro`, and prints. What is wrong
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 import typer
 
 from cdc.avro import folder
+from cdc.avro.catalogue import asyncapi, page
+from cdc.avro.changes import changes
+from cdc.avro.compatibility import Incompatibility, unreadable
+from cdc.avro.endpoint import application
+from cdc.avro.examples import example
+from cdc.avro.registry import Registry, Version
 from cdc.avro.review import Candidate, Finding, review
 from cdc.cli.options import Config, Json, Sets, schemas_from
 from cdc.cli.output import console, print_json, say, table
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, InvalidEvent
 
 app = typer.Typer(help="The schema folder as a registry.", no_args_is_help=True)
 
@@ -29,11 +37,11 @@ def path_from(folder_: Path | None, config: Path | None, sets: list[str] | None)
 @app.command(epilog="Examples:\n\n  cdc schemas add --all\n\n  cdc schemas add OrderPlaced/2")
 def add(
     versions: Annotated[list[str] | None, typer.Argument(metavar="[SUBJECT/VERSION]...", help="Versions to lock.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Lock every version that is not locked yet.")] = False,  # noqa: FBT002 - a flag
+    every: Annotated[bool, typer.Option("--all", help="Lock every version that is not locked yet.")] = False,
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Check new versions against their predecessors and give each its id, in registry.lock."""
     path = path_from(folder_, config, sets)
@@ -58,7 +66,7 @@ def check(
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Check the whole folder: files, names, types, locks, and compatibility; exit 2 at the first thing that is wrong."""
     path = path_from(folder_, config, sets)
@@ -71,6 +79,208 @@ def check(
         print_json({"subjects": len(contents.files), "versions": versions, "warnings": warnings})
     else:
         console().print(f"{path}: {len(contents.files)} subjects, {versions} versions, all locked and compatible")
+
+
+@app.command("list", epilog="Example:\n\n  cdc schemas list --json")
+def list_(
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Show every version with its id, and what registry.toml says of its subject."""
+    registry = folder.load(path_from(folder_, config, sets))
+    rows = [_listed(registry, version) for version in registry.versions]
+    if as_json:
+        print_json({"versions": rows})
+        return
+    shown = [(r["id"], f"{r['subject']}/{r['version']}", r["compatibility"], r["owner"], r["topic"], "pinned" if r["pinned"] else "") for r in rows]
+    console().print(table(("id", "version", "compatibility", "owner", "topic", ""), shown))
+
+
+@app.command(epilog="Examples:\n\n  cdc schemas show OrderPlaced\n\n  cdc schemas show OrderPlaced/1 --encoder")
+def show(
+    name: Annotated[str, typer.Argument(metavar="SUBJECT[/VERSION]", help="The newest version if none is named.")],
+    encoder: Annotated[bool, typer.Option("--encoder", help="Print the Python that encodes this version.")] = False,  # noqa: FBT002 - a flag
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Show one version: the schema with its shared types written out, or the encoder that is compiled from it."""
+    registry = folder.load(path_from(folder_, config, sets))
+    version = _named(registry, name)
+    source = registry.encoder(version.subject, version.number).source if encoder else None
+    if as_json:
+        extra: dict[str, Any] = {"schema": version.schema.document, "guid": str(version.guid), "fingerprint": version.fingerprint}
+        print_json({**_listed(registry, version), **extra, **({} if source is None else {"encoder": source})})
+    elif source is not None:
+        console().print(source.rstrip())
+    else:
+        console().print(_pretty(version.schema.document))
+
+
+@app.command(epilog="Example:\n\n  cdc schemas diff OrderPlaced/1 OrderPlaced/2")
+def diff(
+    old: Annotated[str, typer.Argument(metavar="SUBJECT/VERSION")],
+    new: Annotated[str, typer.Argument(metavar="SUBJECT[/VERSION]")],
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Show what differs between two versions, and what that means for readers and for writers."""
+    files = folder.scan(path_from(folder_, config, sets)).files
+    before, after = _file(files, old), _file(files, new)
+    words = changes(before.schema, after.schema)
+    readers = unreadable(before.schema, after.schema)
+    writers = unreadable(after.schema, before.schema)
+    if as_json:
+        print_json(
+            {
+                "from": str(before),
+                "to": str(after),
+                "changes": words,
+                "readers": [_problem(before, after, problem) for problem in readers],
+                "writers": [_problem(after, before, problem) for problem in writers],
+            }
+        )
+        return
+    out = console()
+    out.print(f"{before} -> {after}")
+    for word in words or ["nothing that counts differs"]:
+        out.print(f"  {word}")
+    out.print(f"readers that still have {before}: " + _verdict(readers, f"read what {after} writes"))
+    out.print(f"writers that still have {before}: " + _verdict(writers, f"are read by {after}"))
+
+
+@app.command(epilog="Example:\n\n  cdc schemas serve --listen 127.0.0.1:8081")
+def serve(
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.")] = "127.0.0.1:8081",
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Serve the folder as a read-only Confluent registry, at / and at /registry, until SIGTERM or Ctrl-C."""
+    from cdc.observe.http import HttpServer  # noqa: PLC0415 - loads the web server
+
+    registry = folder.load(path_from(folder_, config, sets))
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > MAX_PORT:
+        raise ConfigurationError("--listen is not HOST:PORT", "write it as 127.0.0.1:8081")
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server's thread starts, so that it never takes one
+    state = {"registry": registry}
+    server = HttpServer(host.strip("[]"), int(port), application(lambda: state["registry"], "/registry"))
+    server.start()
+    url = f"http://{host}:{server.port}"
+    if as_json:
+        print_json({"url": url})
+    else:
+        console().print(f"{registry!r} at {url}")
+    try:
+        while (received := signal.sigtimedwait(signals, RELOAD_EVERY_S)) is None or received.si_signo == signal.SIGHUP:
+            state["registry"] = _reloaded(state["registry"])
+    finally:
+        server.stop()
+
+
+@app.command(epilog="Example:\n\n  cdc schemas push http://registry:8081")
+def push(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A user and a password may stand in it.")],
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Copy every version to an external Confluent registry, with its id."""
+    from cdc.avro.push import push as copy  # noqa: PLC0415 - loads the HTTP client
+
+    pushed = copy(folder.load(path_from(folder_, config, sets)), url)
+    if as_json:
+        print_json({"copied": pushed.copied, "present": pushed.present})
+    else:
+        console().print(f"copied {len(pushed.copied)} versions, {len(pushed.present)} were there already")
+
+
+@app.command(epilog="Examples:\n\n  cdc schemas docs > events.md\n\n  cdc schemas docs --asyncapi > asyncapi.json")
+def docs(
+    as_asyncapi: Annotated[bool, typer.Option("--asyncapi", help="Print an AsyncAPI 3.0 document.")] = False,  # noqa: FBT002 - a flag
+    title: Annotated[str, typer.Option("--title", metavar="TEXT")] = "Events",
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Print the catalogue of all events, as a page or as AsyncAPI."""
+    registry = folder.load(path_from(folder_, config, sets))
+    if as_json:
+        print_json(asyncapi(registry, title))
+    elif as_asyncapi:
+        console().print(_pretty(asyncapi(registry, title)))
+    else:
+        console().print(page(registry, title).rstrip())
+
+
+MAX_PORT = 65535
+
+RELOAD_EVERY_S = 2.0
+"""Seconds between two looks at the folder; reading one of a hundred files takes some milliseconds."""
+
+
+def _reloaded(registry: Registry) -> Registry:
+    """Take up added versions; a folder that is broken for the moment leaves what is served as it is."""
+    try:
+        return folder.refreshed(registry)
+    except ConfigurationError as error:
+        say(f"warning: still serving what was read before: {error}")
+        return registry
+
+
+def _named(registry: Registry, name: str) -> Version:
+    subject, _, number = name.partition("/")
+    try:
+        return registry.version(subject, int(number)) if number.isdecimal() else registry.latest(subject if not number else name)
+    except InvalidEvent as error:
+        raise ConfigurationError(error.what, "see `cdc schemas list`") from None
+
+
+def _file(files: Any, name: str) -> Candidate:
+    """Find a version that need not be locked yet; the newest if none is named."""
+    subject, _, number = name.partition("/")
+    have = files.get(subject, ())
+    wanted = number or str(len(have))
+    for file in have:
+        if str(file.number) == wanted:
+            found: Candidate = file
+            return found
+    raise ConfigurationError(f"there is no version {name}", "see `cdc schemas list`")
+
+
+def _listed(registry: Registry, version: Version) -> dict[str, Any]:
+    settings = registry.settings_of(version.subject)
+    return {
+        "id": version.id,
+        "subject": version.subject,
+        "version": version.number,
+        "compatibility": settings.compatibility,
+        "owner": settings.owner,
+        "topic": settings.topic,
+        "pinned": settings.pinned == version.number,
+    }
+
+
+def _problem(reader: Candidate, writer: Candidate, problem: Incompatibility) -> dict[str, Any]:
+    return {"reader": str(reader), "path": problem.path, "reason": problem.reason, "example": example(writer.schema, problem.steps)}
+
+
+def _verdict(problems: list[Incompatibility], good: str) -> str:
+    return good if not problems else "".join(f"\n  {problem}" for problem in problems)
+
+
+def _pretty(document: Any) -> str:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
 
 
 def _chosen(contents: folder.Contents, names: list[str], *, every: bool) -> list[Candidate]:
