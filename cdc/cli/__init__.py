@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from cdc.errors import CdcError
+from cdc.errors import CdcError, ConfigurationError
 
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
@@ -33,13 +33,17 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Where a command is (module, and function or Typer in it), and what `cdc --help` says about it."""
+    """Where a command is (module, and function or Typer in it), and what `cdc --help` says about it.
+
+    `extra` is the optional dependency of the package that it needs.
+    """
 
     module: str
     attribute: str
     help: str
     examples: tuple[str, ...]
     panel: str = "Pipeline"
+    extra: str = ""
 
 
 COMMANDS = {
@@ -49,6 +53,7 @@ COMMANDS = {
         "See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end.",
         ("cdc demo --orders 20000", "cdc demo --keep --json"),
         "Try it",
+        "servers",
     ),
     "dev": Command(
         "cdc.cli.dev",
@@ -56,6 +61,7 @@ COMMANDS = {
         "Start and stop a PostgreSQL and a Kafka for development.",
         ("cdc dev up --json",),
         "Try it",
+        "servers",
     ),
     "init": Command(
         "cdc.cli.init",
@@ -138,7 +144,13 @@ class LazyGroup(TyperGroup):
 
 def load_command(name: str, command: Command) -> Any:  # noqa: ANN401 - Typer's command class is private
     """Import a command's module and make a command of what it holds."""
-    target = getattr(importlib.import_module(command.module), command.attribute)
+    try:
+        target = getattr(importlib.import_module(command.module), command.attribute)
+    except ModuleNotFoundError as error:
+        if not command.extra or (error.name or "").partition(".")[0] == "cdc":
+            raise
+        msg = f"cdc {name} needs the package {error.name}, which is not installed"
+        raise ConfigurationError(msg, f"install the extra: pip install 'cdc[{command.extra}]'") from None
     epilog = "\n\n".join(("Examples:", *(f"  {example}" for example in command.examples)))
     if not isinstance(target, typer.Typer):
         single = typer.Typer(add_completion=False, context_settings=CONTEXT)
@@ -161,9 +173,7 @@ def _version(*, shown: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(
-    name="cdc", cls=LazyGroup, context_settings=CONTEXT, pretty_exceptions_enable=False, invoke_without_command=True
-)
+app = typer.Typer(name="cdc", cls=LazyGroup, context_settings=CONTEXT, pretty_exceptions_enable=False, invoke_without_command=True)
 
 
 @app.callback(
@@ -176,9 +186,7 @@ def cdc(
     *,
     version: Annotated[  # noqa: ARG001 - its callback does it
         bool,
-        typer.Option(
-            "--version", callback=lambda value: _version(shown=value), is_eager=True, help="Show the versions and exit."
-        ),
+        typer.Option("--version", callback=lambda value: _version(shown=value), is_eager=True, help="Show the versions and exit."),
     ] = False,
 ) -> None:
     """From a PostgreSQL outbox table to Kafka, each committed row exactly once."""
@@ -210,9 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
         from cdc.observe import logs  # noqa: PLC0415 - only when it is needed
 
         logs.crashed(error)
-        sys.stderr.write(
-            f"cdc: a bug: {type(error).__name__}. Fix: starting again is safe; please report it with the log's last lines\n"
-        )
+        sys.stderr.write(f"cdc: a bug: {type(error).__name__}. Fix: starting again is safe; please report it with the log's last lines\n")
         return EXIT_BUG
     return code if isinstance(code, int) else 0
 

@@ -17,18 +17,14 @@ Config = Annotated[
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override one setting, such as postgres.slot=cdc_shop; may be given again."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, such as postgres.slot=cdc_shop; may be given again."),
 ]
 """`sets: Sets = None`."""
 
 Json = Annotated[bool, typer.Option("--json", help="End with one line that is one JSON object.")]
 """`as_json: Json = False`."""
 
-Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up on PostgreSQL or Kafka after so long.")
-]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up on PostgreSQL or Kafka after so long.")]
 """`timeout_s: Timeout = TIMEOUT_S`."""
 
 TIMEOUT_S = 30.0

@@ -26,7 +26,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with
 """An endpoint that listens on all addresses is asked on the loopback one."""
 
 
-def status(config: Config = None, sets: Sets = None, as_json: Json = False) -> None:  # noqa: FBT002 - a flag
+def status(config: Config = None, sets: Sets = None, as_json: Json = False) -> None:
     """Show positions, lag, the health of the slot and the last errors."""
     settings = settings_from(config, sets)
     document = ask(settings)

@@ -35,9 +35,7 @@ FORBIDDEN = frozenset({"payload", "value", "key", "body", "row", "values", "reco
 _FORBIDDEN_PARTS = ("password", "secret", "token", "passphrase")
 
 
-def configure(
-    form: Format = "auto", level: Level = "info", *, stream: TextIO | None = None, scrub: Scrub = lambda text: text
-) -> None:
+def configure(form: Format = "auto", level: Level = "info", *, stream: TextIO | None = None, scrub: Scrub = lambda text: text) -> None:
     """Route all logging of the process to `stream` (stderr by default); may be called again."""
     out = stream or sys.stderr
     as_json = form == "json" or (form == "auto" and not out.isatty())

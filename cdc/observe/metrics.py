@@ -92,25 +92,15 @@ METRICS = (
         ("cause",),
         "Passages that ended with an error: the Kafka transaction was given up and both connections were opened anew.",
     ),
-    Definition(
-        "cdc_position_lsn_bytes", "gauge", (), "Place in the write-ahead log up to which everything is published."
-    ),
-    Definition(
-        "cdc_position_commit_timestamp_seconds", "gauge", (), "When PostgreSQL committed what stands at the position."
-    ),
+    Definition("cdc_position_lsn_bytes", "gauge", (), "Place in the write-ahead log up to which everything is published."),
+    Definition("cdc_position_commit_timestamp_seconds", "gauge", (), "When PostgreSQL committed what stands at the position."),
     Definition("cdc_generation", "gauge", (), "Generation of the position: raised by every recovery and rewind."),
     Definition("cdc_last_commit_timestamp_seconds", "gauge", (), "When this process last committed to Kafka."),
     Definition("cdc_lag_bytes", "gauge", (), "Log that is not published yet, at the last look at the server."),
-    Definition(
-        "cdc_lag_seconds", "gauge", (), "Age of the commit up to which everything is published; 0 when nothing waits."
-    ),
+    Definition("cdc_lag_seconds", "gauge", (), "Age of the commit up to which everything is published; 0 when nothing waits."),
     Definition("cdc_slot_wal_status", "gauge", ("status",), "1 for the slot's wal_status, 0 for the others."),
-    Definition(
-        "cdc_slot_retained_bytes", "gauge", (), "Log that the server keeps for the slot, from its restart_lsn on."
-    ),
-    Definition(
-        "cdc_slot_confirmed_lag_bytes", "gauge", (), "Part of it that the pipeline has not confirmed: its own lag."
-    ),
+    Definition("cdc_slot_retained_bytes", "gauge", (), "Log that the server keeps for the slot, from its restart_lsn on."),
+    Definition("cdc_slot_confirmed_lag_bytes", "gauge", (), "Part of it that the pipeline has not confirmed: its own lag."),
     Definition(
         "cdc_slot_held_back_bytes",
         "gauge",
@@ -123,9 +113,7 @@ METRICS = (
         (),
         "Log that can still be written before the slot is in danger (max_slot_wal_keep_size).",
     ),
-    Definition(
-        "cdc_slot_lost_in_seconds", "gauge", (), "When the slot will be lost if its room goes on shrinking as it does."
-    ),
+    Definition("cdc_slot_lost_in_seconds", "gauge", (), "When the slot will be lost if its room goes on shrinking as it does."),
 )
 
 _BY_NAME = {definition.name: definition for definition in METRICS}

@@ -26,10 +26,7 @@ it, ending that transaction does.
 
 def markdown() -> str:
     """Write the page."""
-    rows = (
-        f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |"
-        for each in METRICS
-    )
+    rows = (f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |" for each in METRICS)
     return INTRODUCTION + "\n".join(rows) + "\n"
 
 

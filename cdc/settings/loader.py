@@ -47,9 +47,7 @@ def load(config: FilePath | None, sets: Sequence[str] = (), environ: Mapping[str
     return settings
 
 
-def load_schemas(
-    config: FilePath | None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> SchemaSettings:
+def load_schemas(config: FilePath | None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> SchemaSettings:
     """Return the table `[schemas]` alone, for commands that need neither a name nor a server."""
     leaves, folder = _gather(config, sets, environ or {})
     tree = _tree({path: leaf for path, leaf in leaves.items() if path[0] == "schemas"}, folder)

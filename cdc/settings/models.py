@@ -110,22 +110,16 @@ class ColumnSettings(_Frozen):
     """Table `columns` in `[outbox]`."""
 
     id: Column | None = Field(default=None, description="Event id (uuid, text or integer): `ce_id`.")
-    aggregatetype: Column | None = Field(
-        default=None, description="Kind of thing that the event is about: usually its topic."
-    )
+    aggregatetype: Column | None = Field(default=None, description="Kind of thing that the event is about: usually its topic.")
     aggregateid: Column | None = Field(default=None, description="Which thing: the record's key.")
     type: Column | None = Field(default=None, description="Event type: `ce_type`, and usually the schema's subject.")
     payload: Column | None = Field(default=None, description="The event itself; SQL NULL is a tombstone.")
-    schema_version: Column | None = Field(
-        default=None, description="Version of the schema; without it the pinned or the latest one."
-    )
+    schema_version: Column | None = Field(default=None, description="Version of the schema; without it the pinned or the latest one.")
     headers: Column | None = Field(default=None, description="More headers, as a JSON object of texts.")
     occurred_at: Column | None = Field(default=None, description="When it happened: `ce_time`.")
     topic: Column | None = Field(default=None, description="Topic of this row; NULL leaves it to `topics.route`.")
     partition: Column | None = Field(default=None, description="Partition of this row; NULL leaves it to the key.")
-    traceparent: Column | None = Field(
-        default=None, description="W3C trace context, passed on as the header `traceparent`."
-    )
+    traceparent: Column | None = Field(default=None, description="W3C trace context, passed on as the header `traceparent`.")
 
     def named(self) -> dict[str, str]:
         """Return only what the settings name; the rest has Debezium's column names."""
@@ -137,8 +131,7 @@ class OutboxSettings(_Frozen):
 
     table: Table = Field(
         default=TableName("public", "outbox"),
-        description="The outbox table. Names are literal and quoted by us; a dot inside a name needs double quotes: "
-        '`App."Out.box"`.',
+        description='The outbox table. Names are literal and quoted by us; a dot inside a name needs double quotes: `App."Out.box"`.',
     )
     columns: ColumnSettings = ColumnSettings()
     message_prefix: str | None = Field(
@@ -152,9 +145,7 @@ class OutboxSettings(_Frozen):
         description='What the payload column holds: "json", or "avro" for bytes that are already encoded.',
     )
     source: SourceUri = Field(description="`ce_source` of every event, part of a consumer's inbox key.")
-    tombstones: bool = Field(
-        default=True, description="A payload that is SQL NULL becomes a record without value; false makes it invalid."
-    )
+    tombstones: bool = Field(default=True, description="A payload that is SQL NULL becomes a record without value; false makes it invalid.")
     on_invalid: Literal["dead-letter", "stop"] = Field(
         default="dead-letter",
         description="A row that cannot become a record (schema, mapping, route, size, tombstone) becomes a dead letter, or "
@@ -185,9 +176,7 @@ class SchemaSettings(_Frozen):
 class CreateSettings(_Frozen):
     """Table `create` in `[topics]`."""
 
-    partitions: int = Field(
-        ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6]
-    )
+    partitions: int = Field(ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6])
     replication_factor: int = Field(default=3, ge=1, le=32_767, description="Copies of each partition.")
     min_insync_replicas: int = Field(
         default=2,
@@ -218,9 +207,7 @@ class TopicSettings(_Frozen):
         description="Topic of a row; placeholders are the keys of `outbox.columns` without payload and headers. A non-null "
         "topic column comes before it.",
     )
-    position: TopicName = Field(
-        description="Topic of the position records: one partition, compacted, of this pipeline alone."
-    )
+    position: TopicName = Field(description="Topic of the position records: one partition, compacted, of this pipeline alone.")
     dead_letter: TopicName = Field(description="Topic of the dead letters.")
     headers: Literal["cloudevents", "debezium"] = Field(
         default="cloudevents",
@@ -249,8 +236,7 @@ class HttpSettings(_Frozen):
 
     listen: Listen = Field(
         default="127.0.0.1:8642",
-        description="Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "
-        '"off" for none.',
+        description='Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "off" for none.',
     )
 
     @property

@@ -60,13 +60,11 @@ _PIPELINE = re.compile(r"[a-z0-9_]{1,59}")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]*")
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s]+)):(\d{1,5})")
 _SECRET = re.compile(r"password|passphrase|passwd|secret|token", re.IGNORECASE)
-_DSN_WORD = re.compile(
-    r"""(\b\w*(?:password|passphrase|passwd|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|[^\s&'"]+)""", re.IGNORECASE
-)
+_DSN_WORD = re.compile(r"""(\b\w*(?:password|passphrase|passwd|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|[^\s&'"]+)""", re.IGNORECASE)
 _DSN_URI = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s?'\"]*)@", re.IGNORECASE)
 
 
-class Wrong(ValueError):  # noqa: N818 - what it is
+class Wrong(ValueError):
     """A value that cannot be used: `what` is wrong with it, and `fix` says what would be right."""
 
     def __init__(self, what: str, fix: str) -> None:
@@ -114,9 +112,7 @@ class TableName:
             parts = ("public", *parts)
         if len(parts) != 2:  # noqa: PLR2004 - schema and table
             what = "is not the name of a table"
-            raise Wrong(
-                what, 'write schema.table, with double quotes around a name that has a dot in it: App."Out.box"'
-            )
+            raise Wrong(what, 'write schema.table, with double quotes around a name that has a dot in it: App."Out.box"')
         for part in parts:
             if len(part.encode()) > NAME_MAX_BYTES:
                 what = f"has a name of more than {NAME_MAX_BYTES} bytes"

@@ -136,9 +136,7 @@ def test_an_unknown_key_is_refused_by_every_source(path: Key, source: str, tmp_p
     file = tmp_path / "cdc.toml"
     file.write_text(toml(path, "x") if source == "file" else "")
     with pytest.raises(ConfigurationError, match="there is no setting") as caught:
-        load(
-            file, [f"{'.'.join(path)}=x"] if source == "flag" else [], {variable(path): "x"} if source == "env" else {}
-        )
+        load(file, [f"{'.'.join(path)}=x"] if source == "flag" else [], {variable(path): "x"} if source == "env" else {})
     assert "did you mean" in caught.value.fix
     place = {"file": f"{file}:", "env": variable(path), "flag": f"--set {'.'.join(path)}"}[source]
     assert caught.value.what.startswith(place)

@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import pytest
+from observe_samples import POSITION, SERVER, SLOT, Clock
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.errors import Fenced, SlotBusy
@@ -14,7 +15,6 @@ from cdc.observe.metrics import METRICS, OTHER
 from cdc.observe.observer import DEAD_LETTER_LINES, DEAD_LETTER_WINDOW_S, PipelineObserver, cause_of
 from cdc.pipeline.ports import Observer
 from cdc.pipeline.supervisor import State
-from tests.unit.observe.samples import POSITION, SERVER, SLOT, Clock
 
 NAMES = {definition.name for definition in METRICS}
 

@@ -4,7 +4,7 @@ from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.postgres.server import Server, SlotState
 
 SLOT = SlotState("cdc_shop", "pgoutput", "shop", 7, "reserved", None, Lsn(100), Lsn(200), 5000)
-SERVER = Server("1", 180_000, False, ((1, Lsn(0)),), Lsn(1000), SLOT, None, True)  # noqa: FBT003 - a plain value
+SERVER = Server("1", 180_000, False, ((1, Lsn(0)),), Lsn(1000), SLOT, None, True)
 POSITION = Position(
     pipeline="shop",
     generation=1,

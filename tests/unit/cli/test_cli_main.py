@@ -63,9 +63,7 @@ EXIT_CODES = {
 
 
 @pytest.mark.parametrize("kind", list(EXIT_CODES))
-def test_an_error_is_one_line_and_its_exit_code(
-    kind: type[errors.CdcError], install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line_and_its_exit_code(kind: type[errors.CdcError], install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install(raising(kind("the slot\nis gone", "run cdc recover")))
     assert main(["probe"]) == EXIT_CODES[kind]
     out, err = capsys.readouterr()
@@ -85,7 +83,7 @@ def test_a_bug_is_logged_and_asks_to_be_reported(install: Install, capsys: pytes
     err = capsys.readouterr().err
     assert err.splitlines()[-1].startswith("cdc: a bug: KeyError. Fix: ")
     assert "report" in err.splitlines()[-1]
-    assert "test_main.py" in err
+    assert "test_cli_main.py" in err
     assert CANARY not in err
 
 
@@ -120,9 +118,7 @@ def test_a_group_of_commands(install: Install, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--nothing"], ["probe", "--nothing"], ["probe", "more"]])
-def test_what_cannot_be_understood_is_one_line(
-    arguments: list[str], install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_understood_is_one_line(arguments: list[str], install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install(lambda: None)
     assert main(arguments) == 2
     out, err = capsys.readouterr()
@@ -165,9 +161,15 @@ def test_help_loads_no_client() -> None:
 
 
 def test_a_closed_pipe_is_no_bug() -> None:
-    script = (
-        "import os, sys; from cdc.cli import main; r, w = os.pipe(); os.close(r); os.dup2(w, 1);"
-        "sys.exit(main(['--version']))"
-    )
+    script = "import os, sys; from cdc.cli import main; r, w = os.pipe(); os.close(r); os.dup2(w, 1);sys.exit(main(['--version']))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_missing_extra_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(COMMANDS, "probe", Command("xml.dom.nothing", "x", "A probe.", (), extra="servers"))
+    monkeypatch.setattr(cli.LazyGroup, "list_commands", lambda *_: ["probe"])
+    assert main(["probe"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("cdc: cdc probe needs the package xml.dom.nothing")
+    assert "pip install 'cdc[servers]'" in err

@@ -30,7 +30,7 @@ def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @app.command()
-def probe(  # noqa: PLR0913 - all that there are
+def probe(
     *,
     config: Config = None,
     sets: Sets = None,
@@ -64,9 +64,7 @@ def test_defaults() -> None:
 def test_all_of_them(tmp_path: Path) -> None:
     file = tmp_path / "shop.toml"
     file.write_text('name = "other"\n[schemas]\nfolder = "there"\n')
-    out, err = run(
-        "-c", str(file), "--set", "postgres.dsn=dbname=x", "--json", "--timeout", "5", "--log-level", "warning"
-    )
+    out, err = run("-c", str(file), "--set", "postgres.dsn=dbname=x", "--json", "--timeout", "5", "--log-level", "warning")
     assert out == f"cdc_other {tmp_path / 'there'} True 5.0\n"
     assert err == ""
 
