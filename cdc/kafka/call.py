@@ -22,7 +22,7 @@ CALL_MARGIN_S = 60.0
 """How much longer than the owner's patience a call may take before librdkafka gives it up by itself."""
 
 
-class PatienceEnded(Exception):  # noqa: N818 - an outcome, told apart by the owner
+class PatienceEnded(Exception):
     """The owner will not wait any longer; what becomes of the call is unknown."""
 
 

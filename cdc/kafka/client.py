@@ -75,9 +75,7 @@ def make(kind: Callable[..., Client], properties: Properties, notes: Notes) -> C
 
 def fault_of(error: KafkaError) -> Fault:
     """Read an error of the client as values."""
-    return Fault(
-        error.code(), error.name(), error.str(), error.fatal(), error.retriable(), error.txn_requires_abort()
-    )
+    return Fault(error.code(), error.name(), error.str(), error.fatal(), error.retriable(), error.txn_requires_abort())
 
 
 def raised(error: KafkaException, doing: str, *, transactional: bool) -> CdcError:

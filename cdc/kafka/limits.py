@@ -73,11 +73,12 @@ def fits(record: Record, route: Route, now_ms: int) -> None:
 
 
 def _check_time(ahead_ms: int, route: Route) -> None:
-    if route.timestamp_after_ms is not None and ahead_ms > _with_margin(route.timestamp_after_ms):
-        what = f"the record's time is {ahead_ms / 1000:.0f} s in the future, topic {route.topic!r} takes {route.timestamp_after_ms / 1000:.0f}"
+    after_ms, before_ms = route.timestamp_after_ms, route.timestamp_before_ms
+    if after_ms is not None and ahead_ms > _with_margin(after_ms):
+        what = f"the record is {ahead_ms / 1000:.0f} s from the future, topic {route.topic!r} takes {after_ms / 1000:.0f} s"
         raise InvalidEvent("route", what, "set the clocks, or raise the topic's message.timestamp.after.max.ms")
-    if route.timestamp_before_ms is not None and -ahead_ms > _with_margin(route.timestamp_before_ms):
-        what = f"the record's time is {-ahead_ms / 1000:.0f} s ago, topic {route.topic!r} takes {route.timestamp_before_ms / 1000:.0f}"
+    if before_ms is not None and -ahead_ms > _with_margin(before_ms):
+        what = f"the record is {-ahead_ms / 1000:.0f} s old, topic {route.topic!r} takes {before_ms / 1000:.0f} s"
         raise InvalidEvent("route", what, "raise the topic's message.timestamp.before.max.ms")
 
 

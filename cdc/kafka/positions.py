@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 
 from cdc.errors import KafkaRefused, Retriable
 from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, raised, retire
 from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
 from cdc.kafka.properties import Properties
-from cdc.kafka.topics import MISSING, Create, Topic, Topics
+from cdc.kafka.topics import MISSING, Create, Topic, Topics, earliest, latest
 from cdc.position import Position
 
 SPAN = 1_000
@@ -102,8 +101,8 @@ class PositionTopic:
 
     def _last(self, isolation: IsolationLevel, waiting: Waiting) -> Position | None:
         partition = TopicPartition(self.topic, 0)
-        (low,) = self._topics.offsets({partition: OffsetSpec.earliest()}, isolation, waiting)
-        (end,) = self._topics.offsets({partition: OffsetSpec.latest()}, isolation, waiting)
+        (low,) = self._topics.offsets({partition: earliest()}, isolation, waiting)
+        (end,) = self._topics.offsets({partition: latest()}, isolation, waiting)
         if end <= low:
             return None
         reader = _Reader(self.topic, self._consumer, self._clock, waiting)
@@ -182,11 +181,11 @@ class _Reader:
         self._waiting()
         good = []
         for message in messages:
-            error = message.error()
-            if error is None or error.code() == Code.PARTITION_EOF:
+            failure = message.error()
+            if failure is None or failure.code() == Code.PARTITION_EOF:
                 good.append(message)
                 continue
-            fault = fault_of(error)
+            fault = fault_of(failure)
             ours = fault.code != Code.GROUP_AUTHORIZATION_FAILED
             if ours and remedy(fault, transactional=False) is not Remedy.REPEAT:
                 raise exception(fault, doing, transactional=False)

@@ -105,9 +105,7 @@ class KafkaPublisher:
         self._message_max_bytes = number(kafka, "message.max.bytes", MESSAGE_MAX_BYTES)
         self._timeout_ms = self._usual_timeout_ms = number(kafka, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
         self.topics = Topics(admin_properties(self._kafka, name), clock)
-        self.positions = PositionTopic(
-            position_topic, name, self.topics, consumer_properties(self._kafka, name), clock
-        )
+        self.positions = PositionTopic(position_topic, name, self.topics, consumer_properties(self._kafka, name), clock)
         self.partition_changes: dict[str, tuple[int, int]] = {}
         self._passage: _Passage | None = None
         self._opened_at: float | None = None
@@ -147,9 +145,7 @@ class KafkaPublisher:
         if patient:
             self._timeout_ms = max(self._timeout_ms, self.topics.transaction_max_timeout_ms(waiting))
         batch_bytes = min(self._limits.values(), default=BATCH_BYTES)
-        properties = producer_properties(
-            self._kafka, self._name, transaction_timeout_ms=self._timeout_ms, batch_bytes=batch_bytes
-        )
+        properties = producer_properties(self._kafka, self._name, transaction_timeout_ms=self._timeout_ms, batch_bytes=batch_bytes)
         notes = Notes()
         producer = make(Producer, properties, notes)
         caller = Caller(f"cdc-kafka-{self._name}", PAUSE_S, self._clock)
@@ -205,7 +201,8 @@ class KafkaPublisher:
         record = Record(self.positions.topic, self._name.encode(), position.to_json(), [], 0, 0)
         self.produce([record], waiting)
         passage, opened_at = self._passage, self._opened_at
-        assert passage is not None and opened_at is not None, "produce began a Kafka transaction"
+        assert passage is not None, "produce used a producer"
+        assert opened_at is not None, "produce began a Kafka transaction"
         patience_s = max(COMMIT_PATIENCE_S, self.transaction_timeout_s - (self._clock() - opened_at))
         self._call(passage.producer.commit_transaction, patience_s, waiting, "committing")
         self._opened_at = None
@@ -236,7 +233,8 @@ class KafkaPublisher:
 
     def _begin(self, waiting: Waiting) -> Producer:
         passage = self._passage
-        assert passage is not None and not self._failed, "a producer is used from recover until its first error"
+        assert passage is not None, "recover comes first"
+        assert not self._failed, "a producer is never used again after an error"
         if self._opened_at is None:
             opened_at = self._clock()
             producer = passage.producer
@@ -244,9 +242,7 @@ class KafkaPublisher:
             self._opened_at = opened_at
         return passage.producer
 
-    def _call(
-        self, function: Callable[[float], object], patience_s: float, waiting: Waiting, doing: str, hint: str = ""
-    ) -> None:
+    def _call(self, function: Callable[[float], object], patience_s: float, waiting: Waiting, doing: str, hint: str = "") -> None:
         """Make a transactional call once, in the helper thread; any outcome but success ends the producer's use."""
         passage = self._passage
         assert passage is not None
@@ -322,9 +318,7 @@ class KafkaPublisher:
             self._partitions[name] = found.partitions
             self._partitions_changed(name, before, found.partitions)
         self._limits[name] = topic_limit(found.config)
-        return _Opened(
-            now + ROUTE_FRESH_S, route_from(name, found.partitions, found.config, self._message_max_bytes)
-        )
+        return _Opened(now + ROUTE_FRESH_S, route_from(name, found.partitions, found.config, self._message_max_bytes))
 
     def _partitions_changed(self, name: str, before: int, after: int) -> None:
         what = f"topic {name!r} had {before} partitions and has {after}: keys move, and order across the change is lost"

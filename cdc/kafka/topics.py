@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined] - the package lists no exports
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from cdc.errors import KafkaRefused, Retriable
 from cdc.kafka.client import REQUEST_TIMEOUT_S, Notes, Waiting, answer, fault_of, make, retire, unanswered
@@ -112,9 +119,7 @@ class Topics:
         if not legal:
             return found
         client = self._client()
-        described = client.describe_topics(
-            TopicCollection(legal), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S
-        )
+        described = client.describe_topics(TopicCollection(legal), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S)
         resources = {name: ConfigResource(ResourceType.TOPIC, name) for name in legal}
         configs = client.describe_configs(list(resources.values()), request_timeout=REQUEST_TIMEOUT_S)
         for name in legal:
@@ -127,6 +132,18 @@ class Topics:
             else:
                 found[name] = _topic(name, description, entries)
         return found
+
+    def partitions(self, names: Collection[str], waiting: Waiting) -> dict[str, int]:
+        """Return the number of partitions of each topic; raises KafkaRefused for one that cannot be read."""
+        described = self._client().describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S)
+        counts = {}
+        for name in names:
+            found = self._try(described[name], waiting, f"describing topic {name!r}")
+            if isinstance(found, Fault):
+                msg = f"topic {name!r} cannot be read: {found}"
+                raise KafkaRefused(msg, "see its name, and grant READ and DESCRIBE on it")
+            counts[name] = len(found.partitions)
+        return counts
 
     def create(self, name: str, create: Create, config: Mapping[str, str], waiting: Waiting) -> bool:
         """Create a topic and wait until it can be described; return False when it was there already."""
@@ -153,9 +170,7 @@ class Topics:
 
     def offsets(self, partitions: Mapping[TopicPartition, OffsetSpec], isolation: Any, waiting: Waiting) -> list[int]:  # noqa: ANN401 - an enum without a public stub
         """Ask the partitions' leaders for offsets (ListOffsets), in the order of `partitions`."""
-        futures = self._client().list_offsets(
-            dict(partitions), isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S
-        )
+        futures = self._client().list_offsets(dict(partitions), isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
         doing = f"asking for the offsets of {', '.join(sorted({partition.topic for partition in partitions}))}"
         return [self._answer(futures[partition], waiting, doing).offset for partition in partitions]
 
@@ -202,3 +217,18 @@ def _topic(name: str, description: Any, entries: Mapping[str, Any]) -> Topic:  #
         readable=allowed is None or AclOperation.READ in allowed,
         writable=allowed is None or AclOperation.WRITE in allowed,
     )
+
+
+def earliest() -> OffsetSpec:
+    """Ask for the first offset that is still there."""
+    return OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+
+
+def latest() -> OffsetSpec:
+    """Ask for the end."""
+    return OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+def at_time(timestamp_ms: int) -> OffsetSpec:
+    """Ask for the first record of this time or later."""
+    return OffsetSpec.for_timestamp(timestamp_ms)  # type: ignore[no-untyped-call]

@@ -1,0 +1,151 @@
+"""Reads committed records of whole topics, in bounded memory: for the audit, for `cdc tail` and for the demo.
+
+Strategy: offsets of its own, no consumer group. Where to end is asked from the leaders once, when reading begins (ListOffsets for
+committed readers, that is the last stable offset), so a reader beside a running pipeline ends; a partition is done when a
+record or an EOF has reached its end, because markers and aborted records at the end are offsets without a record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicPartition
+
+from cdc.errors import Retriable
+from cdc.kafka.client import Notes, Waiting, fault_of, make, raised, retire
+from cdc.kafka.faults import Code, Remedy, exception, remedy
+from cdc.kafka.properties import admin_properties, client_properties, consumer_properties
+from cdc.kafka.topics import Topics, at_time, earliest, latest
+
+FETCH = 2_000
+"""Records that one call hands over."""
+
+WAIT_S = 0.1
+"""Longest time without a call of `waiting`."""
+
+PATIENCE_S = 30.0
+"""How long nothing at all may come before the broker counts as lost; aborted records count as nothing."""
+
+QUEUED_KBYTES = 16_384
+"""What may wait inside the consumer, over all partitions of one topic; librdkafka's own default is 64 MB."""
+
+
+class Seen(NamedTuple):
+    """One committed record, where it lies and when it was made."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+Place = tuple[str, int]
+"""A topic's name and a partition's number."""
+
+
+class Subscriber:
+    """Reads topics; each call of `read` is independent of the others."""
+
+    def __init__(self, *, name: str, kafka: Mapping[str, object], clock: Callable[[], float] = time.monotonic) -> None:
+        checked = client_properties(kafka)
+        self.topics = Topics(admin_properties(checked, name), clock)
+        bounded = {"queued.max.messages.kbytes": QUEUED_KBYTES, "queued.min.messages": 10_000, "fetch.wait.max.ms": 100}
+        self._properties = consumer_properties({**bounded, **checked}, name)
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Subscriber {self.topics!r}>"
+
+    def close(self) -> None:
+        """Let the administrative client go."""
+        self.topics.close()
+
+    def bounds(self, topics: Sequence[str], waiting: Waiting) -> dict[Place, tuple[int, int]]:
+        """Return the first offset that is still there and the end of what is committed, for each partition."""
+        places = self._places(topics, waiting)
+        return dict(zip(places, zip(self._starts(places, None, waiting), self._ends(places, waiting), strict=True), strict=True))
+
+    def read(
+        self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False, waiting: Waiting = lambda: None
+    ) -> Iterator[Seen]:
+        """Yield the committed records of topics, from their beginning or from a time on, in order within each partition.
+
+        Ends where the topics end now, unless it is to follow. `waiting` is called at least every WAIT_S and may raise to leave.
+        """
+        places = self._places(topics, waiting)
+        ends = dict(zip(places, self._ends(places, waiting), strict=True))
+        starts = dict(zip(places, self._starts(places, since_ms, waiting), strict=True))
+        # A time that no record has reached yet has no offset (-1): nothing to read, or to follow from the end on.
+        starts = {place: start if start >= 0 else ends[place] for place, start in starts.items()}
+        left = set(places) if follow else {place for place in places if starts[place] < ends[place]}
+        if not left:
+            return
+        notes = Notes()
+        consumer = make(Consumer, self._properties, notes)
+        try:
+            consumer.assign([TopicPartition(topic, number, starts[topic, number]) for topic, number in left])
+            progress = self._clock()
+            while left:
+                messages = self._fetch(consumer, notes)
+                waiting()
+                for message in messages:
+                    place = cast("Place", (message.topic(), message.partition()))
+                    offset = cast("int", message.offset())
+                    end = ends[place]
+                    if message.error() is None and (follow or offset < end):
+                        yield _seen(message)
+                    if not follow and place in left and offset >= end - (message.error() is None):
+                        left.discard(place)
+                        consumer.pause([TopicPartition(*place)])
+                if messages or follow:
+                    progress = self._clock()
+                elif self._clock() - progress >= PATIENCE_S:
+                    said = f" (last error: {notes.last})" if notes.last else ""
+                    msg = f"no record came within {PATIENCE_S:.0f} s while reading {', '.join(sorted({t for t, _ in left}))}{said}"
+                    raise Retriable(msg)
+        finally:
+            retire(consumer)
+
+    def _fetch(self, consumer: Consumer, notes: Notes) -> list[Message]:
+        """Return records and EOFs."""
+        doing = "reading records"
+        try:
+            messages = consumer.consume(FETCH, WAIT_S)
+        except KafkaException as error:
+            raise raised(error, doing, transactional=False) from None
+        notes.check(doing)
+        good = []
+        for message in messages:
+            failure = message.error()
+            if failure is None or failure.code() == Code.PARTITION_EOF:
+                good.append(message)
+                continue
+            fault = fault_of(failure)
+            ours = fault.code != Code.GROUP_AUTHORIZATION_FAILED
+            if ours and remedy(fault, transactional=False) is not Remedy.REPEAT:
+                raise exception(fault, doing, transactional=False)
+        return good
+
+    def _places(self, topics: Sequence[str], waiting: Waiting) -> list[Place]:
+        counts = self.topics.partitions(topics, waiting)
+        return [(topic, number) for topic in topics for number in range(counts[topic])]
+
+    def _ends(self, places: Sequence[Place], waiting: Waiting) -> list[int]:
+        asked = {TopicPartition(*place): latest() for place in places}
+        return self.topics.offsets(asked, IsolationLevel.READ_COMMITTED, waiting)
+
+    def _starts(self, places: Sequence[Place], since_ms: int | None, waiting: Waiting) -> list[int]:
+        asked = {TopicPartition(*place): earliest() if since_ms is None else at_time(since_ms) for place in places}
+        return self.topics.offsets(asked, IsolationLevel.READ_COMMITTED, waiting)
+
+
+def _seen(message: Message) -> Seen:
+    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    key, value = cast("bytes | None", message.key()), cast("bytes | None", message.value())
+    topic, partition, offset = cast("str", message.topic()), cast("int", message.partition()), cast("int", message.offset())
+    return Seen(topic, partition, offset, key, value, headers, message.timestamp()[1])
