@@ -1,0 +1,32 @@
+# Each target does everything that it needs on a machine that has Python 3.11+, make and the package registries.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint soak
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml cdc/devstack/jars.lock.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it with: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m cdc.devstack.jars
+	@touch $@
+
+demo: setup
+	@$(BIN)/cdc demo $(ARGS)
+
+test: setup lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: setup
+	$(BIN)/python -m pytest -m soak $(ARGS)

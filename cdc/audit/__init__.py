@@ -1,0 +1,1 @@
+"""Reads both ends and judges: the invariants, verify."""

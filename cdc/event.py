@@ -1,0 +1,53 @@
+"""The Kafka record that an outbox row becomes, and the route that it takes.
+
+A record is made once for each row, so it is a tuple and holds what the next room needs, no more.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Record(NamedTuple):
+    """One Kafka record, ready for the producer.
+
+    `timestamp_ms` is Unix time in milliseconds (0 lets the producer take its own clock); `partition` is -1 for "by key";
+    `value` is None for a tombstone. `size` of key, value and headers together is what a topic's limit is checked against.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+    partition: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A topic as its broker describes it: what a record has to fit.
+
+    `timestamp_before_ms` and `timestamp_after_ms` are the largest distances from now that the broker takes
+    (message.timestamp.before.max.ms, .after.max.ms), None when it takes any.
+    """
+
+    topic: str
+    partitions: int
+    max_message_bytes: int
+    compacted: bool
+    timestamp_before_ms: int | None
+    timestamp_after_ms: int | None
+
+
+def record_size(record: Record) -> int:
+    """Upper bound in bytes of the record inside a batch: lengths and the batch header's share included."""
+    size = RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")
+    return size
+
+
+RECORD_OVERHEAD_BYTES = 96
+"""Batch header (61 bytes) and the record's own varints (KIP-98), rounded up: a lone record is a batch of its own."""
+
+HEADER_OVERHEAD_BYTES = 10
+"""Two varint lengths of a header at their longest."""

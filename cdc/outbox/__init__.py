@@ -1,0 +1,1 @@
+"""Room 2: from rows to events."""

@@ -1,0 +1,1 @@
+"""The hallway: leads from room to room, and decides when."""

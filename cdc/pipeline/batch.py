@@ -1,0 +1,93 @@
+"""What one Kafka transaction holds so far, and when it is to be committed; values and decisions, no I/O, no clock.
+
+A Kafka transaction carries the events of whole PostgreSQL transactions and one position. Batching follows load and needs no
+setting: when the log is quiet a batch is committed at once; while it is not, a batch may grow for as long as
+COMMITS_SHARE allows, so that waiting for the broker costs at most a tenth of the time whatever the broker's speed; and
+while a commit is under way the next rows gather by themselves.
+"""
+
+from __future__ import annotations
+
+from cdc.position import Lsn, Position, Witness
+from cdc.postgres.transaction import TransactionEnd
+
+COMMITS_SHARE = 0.1
+"""Part of the time that may go into waiting for commits while there is a backlog."""
+
+MIN_AGE_S, MAX_AGE_S = 0.02, 1.0
+"""Bounds of a batch's age: a row must not wait longer for its neighbours than a person notices."""
+
+IDLE_INTERVAL_S = 1.0
+"""Least time between two Kafka transactions that carry nothing but a position."""
+
+IDLE_BYTES = 16 * 1024 * 1024
+"""Log of other tables after which an idle position is due at once: one WAL segment."""
+
+
+class Batch:
+    """The Kafka transaction under way, after the position that was committed last."""
+
+    def __init__(self, position: Position, now: float) -> None:
+        self.position = position
+        self._committed_at = now
+        self._commit_s = MIN_AGE_S * COMMITS_SHARE
+        self._clear()
+
+    def _clear(self) -> None:
+        self.events = 0
+        self.dead_letters = 0
+        self.opened_at: float | None = None
+        self._end: TransactionEnd | None = None
+        self._witness: Witness | None = None
+
+    def __repr__(self) -> str:
+        return f"<Batch events={self.events} dead_letters={self.dead_letters} from={self.position.end_lsn}>"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it holds rows of at least one whole transaction."""
+        return self._witness is not None
+
+    def open(self, now: float) -> None:
+        """Note that the first record of the Kafka transaction was produced."""
+        if self.opened_at is None:
+            self.opened_at = now
+
+    def add(self, events: int, dead_letters: int) -> None:
+        """Count records that were produced."""
+        self.events += events
+        self.dead_letters += dead_letters
+
+    def end(self, end: TransactionEnd) -> None:
+        """Take the end of a transaction, or of a stretch without rows; what lies below the position changes nothing."""
+        if end.end_lsn <= self.position.end_lsn or (self._end is not None and end.end_lsn < self._end.end_lsn):
+            return
+        self._end = end
+        if end.rows:
+            self._witness = Witness(end.end_lsn, end.xid, end.commit_time_us)
+
+    def due(self, now: float, *, quiet: bool, urgent: bool = False) -> bool:
+        """Whether to commit now: `quiet` when no more rows are there, `urgent` when the server waits for the position."""
+        if self._end is None:
+            return False
+        if self.whole:
+            if quiet or self.opened_at is None:
+                return True
+            age = min(max(self._commit_s / COMMITS_SHARE, MIN_AGE_S), MAX_AGE_S)
+            return now - self.opened_at >= age
+        far = self._end.end_lsn - self.position.end_lsn >= IDLE_BYTES
+        return urgent or far or now - self._committed_at >= IDLE_INTERVAL_S
+
+    def next(self) -> Position:
+        """Return the position to commit with what was produced."""
+        end = self._end
+        if end is None:
+            return self.position
+        return self.position.advanced(Lsn(end.end_lsn), end.commit_time_us, self._witness)
+
+    def committed(self, position: Position, began: float, now: float) -> None:
+        """Start the next batch after `position`; its commit took from `began` to `now`."""
+        self._commit_s = now - began
+        self._committed_at = now
+        self.position = position
+        self._clear()

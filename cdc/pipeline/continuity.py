@@ -1,0 +1,150 @@
+"""The proof that the log goes on where the position stands; values in, ContinuityError out, no I/O.
+
+Strategy: each check is a function of what the server, the slot and Kafka said at one moment and of the position record, and
+says in its words what would be lost or doubled if the pipeline streamed all the same. The order is that of an operator's
+questions: is it the right cluster, the right server, the right slot, and does the log still hold what comes next.
+
+`confirmed_flush_lsn <= position` always holds, because only committed positions are confirmed. So a slot that is ahead
+proves that somebody moved it or that Kafka lost positions; a slot that is behind is normal, also after a clean restart of
+PostgreSQL, which keeps confirmed positions in memory and writes them with a checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc.errors import ContinuityError, PostgresRefused
+from cdc.position import Lsn, Position
+from cdc.postgres.server import Server, SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known at one passage through the door."""
+
+    pipeline: str
+    slot: str
+    server: Server
+    kafka_cluster_id: str
+    position: Position | None
+
+
+def prove(evidence: Evidence) -> Position:
+    """Return the position from which to stream; raises ContinuityError or PostgresRefused."""
+    position = _position(evidence)
+    slot = _slot(evidence, position)
+    for check in (_kafka, _system, _recovery, _history, _log_end, _publication):
+        check(evidence.server, evidence.kafka_cluster_id, position)
+    confirmed = slot.confirmed_flush_lsn
+    if confirmed is not None and confirmed > position.end_lsn:
+        msg = (
+            f"slot {slot.name!r} is ahead: it forgot everything up to {confirmed}, Kafka has positions up to "
+            f"{position.end_lsn}; what was committed in between ({_gap(position.end_lsn, confirmed)}) would be missing"
+        )
+        raise ContinuityError(msg, "find out who moved the slot or lost the position topic, then `cdc recover`")
+    return position
+
+
+def _position(evidence: Evidence) -> Position:
+    position, has_slot = evidence.position, evidence.server.slot is not None
+    if position is None:
+        if has_slot:
+            msg = f"slot {evidence.slot!r} exists but the position topic holds no position of pipeline {evidence.pipeline!r}"
+            raise ContinuityError(msg, "point to the right Kafka and position topic, or drop the slot and run `cdc init`")
+        msg = f"pipeline {evidence.pipeline!r} has neither a slot {evidence.slot!r} nor a position"
+        raise ContinuityError(msg, "run `cdc init`")
+    if position.pipeline != evidence.pipeline:
+        msg = f"the position topic belongs to pipeline {position.pipeline!r}, not to {evidence.pipeline!r}"
+        raise ContinuityError(msg, "give each pipeline a position topic of its own (topics.position)")
+    if position.pending is not None:
+        msg = f"`cdc init` began at {position.pending} and did not finish"
+        raise ContinuityError(msg, "run `cdc init` again")
+    return position
+
+
+def _slot(evidence: Evidence, position: Position) -> SlotState:
+    slot = evidence.server.slot
+    if slot is None:
+        msg = (
+            f"slot {evidence.slot!r} is missing: the log after {position.end_lsn} may be gone "
+            f"({_gap(position.end_lsn, evidence.server.flush_lsn)} up to now)"
+        )
+        raise ContinuityError(msg, "`cdc recover` makes a new slot and publishes the rows that Kafka lacks")
+    if slot.name != position.slot:
+        msg = f"the position was made with slot {position.slot!r}, the settings name {slot.name!r}"
+        raise ContinuityError(msg, "correct postgres.slot")
+    if slot.plugin != "pgoutput":
+        msg = f"slot {slot.name!r} has output plugin {slot.plugin!r}, not pgoutput"
+        raise ContinuityError(msg, "it belongs to somebody else: choose another postgres.slot")
+    if slot.wal_status == "lost" or slot.invalidation_reason is not None:
+        why = slot.invalidation_reason or "the log it needs was removed (max_slot_wal_keep_size)"
+        msg = f"slot {slot.name!r} is lost: {why}; events after {position.end_lsn} cannot be read from the log any more"
+        raise ContinuityError(msg, "`cdc recover` makes a new slot and publishes the rows that Kafka lacks")
+    return slot
+
+
+def _kafka(_: Server, kafka_cluster_id: str, position: Position) -> None:
+    if position.kafka_cluster_id != kafka_cluster_id:
+        msg = f"this is Kafka cluster {kafka_cluster_id!r}, the position was made on {position.kafka_cluster_id!r}"
+        raise ContinuityError(msg, 'correct kafka."bootstrap.servers"; after a move `cdc recover --adopt`')
+
+
+def _system(server: Server, _: str, position: Position) -> None:
+    if position.system_id != server.system_id:
+        msg = f"this is PostgreSQL system {server.system_id}, the position was made on {position.system_id}"
+        raise ContinuityError(msg, "correct postgres.dsn; after pg_upgrade `cdc recover --adopt`")
+
+
+def _recovery(server: Server, _: str, __: Position) -> None:
+    if server.in_recovery:
+        msg = "the server is in recovery (a standby); its log may still be replaced"
+        raise ContinuityError(msg, "connect to the primary: target_session_attrs=read-write in postgres.dsn")
+
+
+def _history(server: Server, _: str, position: Position) -> None:
+    """Refuse a log that forked below the position: its transactions there are others than those that were published."""
+    timeline, _end = position.timeline_history[-1]
+    for (ours, our_end), (theirs, their_end) in zip(position.timeline_history[:-1], server.timeline_history, strict=False):
+        if (ours, our_end) != (theirs, their_end):
+            msg = f"timeline {ours} ended at {our_end} for the position, and {theirs} at {their_end} for this server"
+            raise ContinuityError(msg, "this server has another history: connect to the one that was published from")
+    forks = dict(server.timeline_history)
+    if timeline not in forks:
+        msg = f"the position was made on timeline {timeline}, which is not in this server's history"
+        raise ContinuityError(msg, "this is a sibling or an older copy: connect to the server that was published from")
+    fork = forks[timeline]
+    if timeline != server.timeline_history[-1][0] and position.end_lsn > fork:
+        msg = (
+            f"the log forked at {fork}, below the position {position.end_lsn}: "
+            f"events of {_gap(fork, position.end_lsn)} were published that this server no longer has"
+        )
+        raise ContinuityError(msg, "`cdc recover` goes back to the fork with a raised generation")
+
+
+def _log_end(server: Server, _: str, position: Position) -> None:
+    if position.end_lsn > server.flush_lsn:
+        msg = f"the position {position.end_lsn} lies beyond the end of this server's log, {server.flush_lsn}"
+        raise ContinuityError(msg, "the server was restored to an earlier time: `cdc recover`")
+
+
+def _publication(server: Server, _: str, position: Position) -> None:
+    if server.publication is None:
+        msg = "the publication is missing"
+        raise ContinuityError(msg, "`cdc recover` makes it again and publishes the rows that Kafka lacks")
+    if not server.publication.same(position.publication_fingerprint):
+        msg = (
+            "the publication is not the one that was proved up to "
+            f"{position.publication_fingerprint.proved_lsn}: it was dropped, recreated or changed"
+        )
+        raise ContinuityError(msg, "rows written meanwhile may be missing from the log: `cdc recover`")
+
+
+def owned(server: Server, slot: str) -> None:
+    """Check that both connections reach one server and that the slot is held by ours; raises PostgresRefused."""
+    if not server.ours:
+        msg = f"slot {slot!r} is not held by our replication connection: two connections reached two servers"
+        raise PostgresRefused(msg, "name one server in postgres.dsn, or add target_session_attrs=read-write")
+
+
+def _gap(begin: Lsn, end: Lsn) -> str:
+    return f"{begin} to {end}, {max(0, end - begin):,} bytes"

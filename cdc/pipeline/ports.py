@@ -1,0 +1,124 @@
+"""The doors between the rooms: all that the pipeline knows of a socket and of Kafka.
+
+A Source and a Publisher live for the whole process and are used by one thread. Each passage through the door calls them in
+this order: `Source.look`, `Publisher.peek`, `Source.open`, `Publisher.recover`, `Source.start`, then `receive`, `produce`,
+`commit`, `confirm` again and again, and at its end `Publisher.drop` and `Source.drop` (or `Source.finish`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from cdc.event import Record, Route
+from cdc.position import Lsn, Position
+from cdc.postgres.server import Server
+from cdc.postgres.transaction import Row, TransactionEnd
+
+Waiting = Callable[[], None]
+"""Called every few milliseconds while the owner thread waits for Kafka, so that it can answer PostgreSQL meanwhile."""
+
+
+class Source(Protocol):
+    """The write-ahead log, from our slot on. Every method may raise Retriable, PostgresRefused or ProtocolError."""
+
+    def look(self) -> Server:
+        """See the server and the slot without taking anything, on an ordinary connection."""
+
+    def open(self) -> Server:
+        """Take the slot (START_REPLICATION at 0/0), then look again; raises SlotBusy while another connection has it.
+
+        Until `start`, what arrives is kept and every status says flush 0/0.
+        """
+
+    def start(self, position: Position) -> None:
+        """Continuity is proved: skip what is not newer, and confirm from here on."""
+
+    def receive(self, timeout_s: float) -> Sequence[Row | TransactionEnd]:
+        """Rows in commit order, each transaction closed by its end; an end without rows is an idle advance.
+
+        Empty when none came in time. Raises Retriable when the link is lost.
+        """
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the server waits for the position: it asked for a reply."""
+
+    def confirm(self, lsn: Lsn) -> None:
+        """Kafka has committed everything up to `lsn`: let the slot forget it."""
+
+    def keep_alive(self) -> None:
+        """Do what the clock and the server ask for, without handing out rows; never blocks."""
+
+    def finish(self) -> None:
+        """Tell the server the last confirmed LSN, see that it heard, and close."""
+
+    def drop(self) -> None:
+        """Close at once; safe at any time and more than once."""
+
+
+class Publisher(Protocol):
+    """The transactional producer and the position topic. Every method may raise Retriable, Fenced or KafkaRefused."""
+
+    def peek(self) -> tuple[Position | None, str]:
+        """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
+
+    @property
+    def transaction_timeout_s(self) -> float:
+        """How long the broker lets a Kafka transaction of this passage stay open (transaction.timeout.ms)."""
+
+    def recover(self, waiting: Waiting, *, patient: bool) -> Position | None:
+        """Fence older instances, then return the last position that they committed.
+
+        A patient passage takes the longest transaction timeout that the broker allows.
+        """
+
+    def route(self, topic: str, waiting: Waiting) -> Route:
+        """Open a route before its first record; raises InvalidEvent("route", ..) for a topic that cannot take records.
+
+        Answers from its cache until the broker should be asked again. May raise Retriable when the route's limits need
+        another producer.
+        """
+
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
+        """Hand over records in order; calls `waiting` while the local queue is full."""
+
+    def commit(self, position: Position, waiting: Waiting) -> None:
+        """Commit what was produced and the position together, or raise; the outcome is then unknown.
+
+        Calls `waiting` while a helper thread waits for the broker.
+        """
+
+    def abort(self, timeout_s: float) -> None:
+        """On the way out of the process: abort the Kafka transaction under way, once, so that readers need not wait."""
+
+    def drop(self) -> None:
+        """Forget the producer as it is; never blocks, safe at any time and more than once."""
+
+
+class Observer(Protocol):
+    """Hooks for metrics, health and logs; none may raise or block."""
+
+    def heartbeat(self) -> None:
+        """Report that the loop turned, or waits and has looked around."""
+
+    def failed(self, error: Exception) -> None:
+        """Report that a passage ended with this error and that another one follows."""
+
+    def state(self, state: str, reason: str) -> None:
+        """Report that the supervisor entered a state (see supervisor.State)."""
+
+    def server(self, server: Server, position: Position | None) -> None:
+        """Report that the server was looked at."""
+
+    def committed(self, position: Position, events: int, dead_letters: int, seconds: float) -> None:
+        """Report a committed Kafka transaction; `seconds` from its first record to the broker's answer."""
+
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
+        """Report a row that was parked; `what` tells place and kind, never the value."""
+
+    def ignored(self, kind: str, count: int) -> None:
+        """Report decoded messages that an outbox has no use for (update, delete, truncate, ..)."""
+
+    def published(self, topics: Mapping[str, tuple[int, int]]) -> None:
+        """Report what a committed Kafka transaction held: records and bytes by topic."""

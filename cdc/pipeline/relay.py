@@ -1,0 +1,228 @@
+"""The loop: rows in, records out, commit, confirm. No I/O of its own; it sees the log and Kafka through the ports.
+
+Strategy: records of a transaction are kept back until its end, so that a row that stops the pipeline does not tear a Kafka
+transaction that already holds others, and so that a small transaction never waits behind a large one. A transaction that
+outgrows HELD_ROWS or HELD_BYTES first has everything before it committed, and is then produced as it is read, into a Kafka
+transaction of its own that stays open until its end: memory stays bounded, and it still arrives whole or not at all.
+
+Rules.
+- A PostgreSQL transaction is never split over two Kafka transactions.
+- `confirm` follows a commit that returned; a commit that raised has an unknown outcome, and the door settles it.
+- A row becomes a record, or a dead letter in the same Kafka transaction, or StoppedByPolicy; never nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cdc.errors import Fenced, InvalidEvent, Retriable, StoppedByPolicy, TransactionTimedOut
+from cdc.event import Record, Route
+from cdc.kafka.limits import fits
+from cdc.outbox.dead_letter import dead_letter
+from cdc.outbox.router import Router, sequence
+from cdc.pipeline.batch import Batch
+from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
+from cdc.position import Position
+from cdc.postgres.transaction import Row, TransactionEnd
+
+HELD_ROWS = 2_000
+"""Rows of one transaction that are kept back until its end."""
+
+HELD_BYTES = 2_000_000
+"""Payload bytes of one transaction that are kept back until its end; a few single records may be as large."""
+
+IDLE_WAIT_S = 0.1
+"""How long the loop sleeps in an idle log at most: the delay with which it sees a signal."""
+
+ROUTES_KEPT_S = 60.0
+"""How long a route's limits are trusted before the publisher is asked again (it has a cache of its own to refresh)."""
+
+CLOCK_STEP_S = 60.0
+"""Commit times may be ahead of our clock by so much before they are looked at: PostgreSQL's clock may be another one."""
+
+PLAIN_HEADERS, PLAIN_BYTES = 8, 4096
+"""A record with no more than our own headers, and by so much smaller than its route's limit, needs no closer look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What to do with invalid rows: `dead_letter_topic`, or None to stop."""
+
+    pipeline: str
+    dead_letter_topic: str | None
+
+
+class Relay:
+    """One passage: from a proved position until something fails or the process is to stop."""
+
+    def __init__(  # noqa: PLR0913 - the ports and what one passage needs, by keyword
+        self,
+        *,
+        source: Source,
+        publisher: Publisher,
+        router: Router,
+        policy: Policy,
+        observer: Observer,
+        position: Position,
+        waiting: Waiting,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._source = source
+        self._publisher = publisher
+        self._router = router
+        self._policy = policy
+        self._observer = observer
+        self._waiting = waiting
+        self._clock = clock
+        self._wall = wall
+        self._batch = Batch(position, clock())
+        self._held: list[Record] = []
+        self._held_bytes = 0
+        self._held_dead = 0
+        self._inside = False
+        self._routes: dict[str, Route] = {}
+        self._routes_until = clock() + ROUTES_KEPT_S
+        self._latest_ms = (wall() + CLOCK_STEP_S) * 1000
+
+    def __repr__(self) -> str:
+        return f"<Relay {self._batch!r} held={len(self._held)}>"
+
+    @property
+    def position(self) -> Position:
+        """The position that was committed last."""
+        return self._batch.position
+
+    def step(self) -> None:
+        """Take what the log has, hand it over, commit when it is time."""
+        busy = self._batch.whole
+        items = self._source.receive(0.0 if busy else IDLE_WAIT_S)
+        for item in items:
+            if isinstance(item, TransactionEnd):
+                self._end(item)
+            else:
+                self._row(item)
+        # An idle advance may be pending when a large transaction begins; a commit now would tear it.
+        if not self._inside and self._batch.due(self._clock(), quiet=not items, urgent=self._source.urgent):
+            self._commit()
+
+    def stop(self, timeout_s: float) -> None:
+        """Leave cleanly within `timeout_s`: commit the whole transactions that were produced, or abort."""
+        if self._batch.whole and not self._inside:
+            self._commit()
+        elif self._batch.opened_at is not None:
+            self._publisher.abort(timeout_s)
+
+    def _row(self, row: Row) -> None:
+        record = self._record(row)
+        self._held.append(record)
+        self._held_bytes += len(record.value or b"")
+        if len(self._held) >= HELD_ROWS or self._held_bytes >= HELD_BYTES:
+            if self._batch.whole:
+                self._commit()
+            self._inside = True
+            self._produce()
+
+    def _end(self, end: TransactionEnd) -> None:
+        if self._held:
+            self._produce()
+        self._inside = False
+        self._batch.end(end)
+
+    def _record(self, row: Row) -> Record:
+        try:
+            record = self._router.route(row)
+            route = self._routes.get(record.topic) or self._open(record.topic)
+            if (
+                len(record.headers) > PLAIN_HEADERS
+                or record.partition >= 0
+                or not record.key
+                or len(record.value or b"") + len(record.key) > route.max_message_bytes - PLAIN_BYTES
+                or record.timestamp_ms > self._latest_ms
+                or route.timestamp_before_ms is not None
+            ):
+                fits(record, route, round(self._wall() * 1000))
+        except InvalidEvent as error:
+            return self._invalid(row, error)
+        return record
+
+    def _invalid(self, row: Row, error: InvalidEvent) -> Record:
+        begin, _, ordinal, _ = row
+        values = self._router.values(row)
+        place = sequence(self._batch.position.generation, begin, ordinal)
+        event_id = (values.get("id") or b"").decode()
+        topic = self._policy.dead_letter_topic
+        if topic is None:
+            if self._batch.whole:
+                self._commit()
+            raise StoppedByPolicy(
+                f"invalid event {event_id or 'without id'} at {place} ({error.reason}): {error.what}",
+                error.fix or f"mend the schema or the row, or get past it: cdc dead-letters park {event_id}",
+            ) from error
+        self._observer.dead_letter(error.reason, event_id, place, error.what)
+        self._held_dead += 1
+        return dead_letter(
+            topic,
+            values,
+            error,
+            pipeline=self._policy.pipeline,
+            sequence=place,
+            timestamp_ms=begin.commit_time_us // 1000,
+            meant_for=self._router.topic_of(values),
+            limit_bytes=self._open(topic).max_message_bytes,
+        )
+
+    def _open(self, topic: str) -> Route:
+        route = self._publisher.route(topic, self._waiting)
+        self._routes[topic] = route
+        return route
+
+    def _produce(self) -> None:
+        """Hand over what was held back."""
+        records, dead = self._held, self._held_dead
+        self._held, self._held_bytes, self._held_dead = [], 0, 0
+        self._batch.open(self._clock())
+        with self._own_clock():
+            self._publisher.produce(records, self._waiting)
+        self._batch.add(len(records) - dead, dead)
+
+    def _commit(self) -> None:
+        batch, position, began = self._batch, self._batch.next(), self._clock()
+        with self._own_clock():
+            self._publisher.commit(position, self._waiting)
+        now = self._clock()
+        opened_at = began if batch.opened_at is None else batch.opened_at
+        self._observer.committed(position, batch.events, batch.dead_letters, now - opened_at)
+        batch.committed(position, began, now)
+        self._source.confirm(position.end_lsn)
+        if now >= self._routes_until:
+            self._routes.clear()
+            self._routes_until = now + ROUTES_KEPT_S
+        self._latest_ms = (self._wall() + CLOCK_STEP_S) * 1000
+
+    @contextmanager
+    def _own_clock(self) -> Iterator[None]:
+        """Tell a Kafka transaction that the broker has timed out from one that a newer instance has fenced.
+
+        The broker reports both as fencing (protocol error PRODUCER_FENCED), so only our own clock can tell.
+        """
+        try:
+            yield
+        except Fenced as error:
+            elapsed = self._elapsed()
+            if elapsed < self._publisher.transaction_timeout_s:
+                raise
+            if self._inside:
+                raise self._timed_out(elapsed) from error
+            msg = f"the broker ended a Kafka transaction that was open for {elapsed:.1f} s"
+            raise Retriable(msg) from error
+        if self._inside and (elapsed := self._elapsed()) >= self._publisher.transaction_timeout_s:
+            raise self._timed_out(elapsed)
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._batch.opened_at is None else self._clock() - self._batch.opened_at
+
+    def _timed_out(self, elapsed: float) -> TransactionTimedOut:
+        return TransactionTimedOut(self._batch.events, elapsed, self._publisher.transaction_timeout_s)

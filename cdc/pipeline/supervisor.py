@@ -1,0 +1,208 @@
+"""The one recovery path: whatever fails, drop everything, wait, and go through the door again.
+
+The door, in this order: look at the server and the position (and refuse before anybody is fenced) -> take the slot -> fence
+older instances and read the position that they committed -> prove continuity -> stream. Reading before fencing publishes
+twice: A commits, B reads the old position, B fences A, B publishes A's batch again. Fencing before the slot makes instances
+fence each other in turn. Reading before the slot makes a false alarm, because its owner may move on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cdc.errors import (
+    CdcError,
+    Fenced,
+    IdentityTaken,
+    KafkaRefused,
+    Retriable,
+    SlotBusy,
+    StoppedByPolicy,
+    TransactionTimedOut,
+)
+from cdc.pipeline import continuity
+from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
+from cdc.pipeline.relay import Relay
+from cdc.position import Position
+
+
+class State(StrEnum):
+    """Where the process stands."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    OPENING = "opening"
+    STREAMING = "streaming"
+    BACKOFF = "backoff"
+    HELD = "held"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+_LEAVING = {State.STOPPING, State.STOPPED, State.FAILED}
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.STARTING: frozenset({State.OPENING} | _LEAVING),
+    State.STANDBY: frozenset({State.OPENING} | _LEAVING),
+    State.OPENING: frozenset({State.STREAMING, State.STANDBY, State.HELD, State.BACKOFF} | _LEAVING),
+    State.STREAMING: frozenset({State.BACKOFF} | _LEAVING),
+    State.BACKOFF: frozenset({State.OPENING} | _LEAVING),
+    State.HELD: frozenset({State.OPENING} | _LEAVING),
+    State.STOPPING: frozenset({State.STOPPED, State.FAILED}),
+    State.STOPPED: frozenset(),
+    State.FAILED: frozenset(),
+}
+"""What may follow what; the diagram in docs/architecture.md is drawn from this table."""
+
+STANDBY_POLL_S = 0.5
+"""How often a standby looks whether the slot is free: the better part of a takeover's time."""
+
+FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
+"""Fenced so often while we hold the slot, somebody uses our transactional.id without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the pipeline is called on both sides."""
+
+    pipeline: str
+    slot: str
+
+
+class GraceEnded(CdcError):
+    """The time to stop cleanly is over: leave as a kill would, which loses nothing."""
+
+
+class Supervisor:
+    """Keeps the pipeline streaming until it is asked to stop or must not go on."""
+
+    def __init__(  # noqa: PLR0913 - the ports and the world, by keyword
+        self,
+        *,
+        identity: Identity,
+        source: Source,
+        publisher: Publisher,
+        relay: Callable[[Position, Waiting], Relay],
+        observer: Observer,
+        backoff: Callable[[int], float],
+        clock: Callable[[], float],
+        stopping: Callable[[], bool],
+        pause: Callable[[float], object],
+        grace_s: float,
+    ) -> None:
+        self._identity = identity
+        self._source = source
+        self._publisher = publisher
+        self._relay = relay
+        self._observer = observer
+        self._backoff = backoff
+        self._clock = clock
+        self._stopping = stopping
+        self._pause = pause
+        self._grace_s = grace_s
+        self._leave_at: float | None = None
+        self._state = State.STARTING
+        self._attempt = 0
+        self._patient = False
+        self._fenced: deque[float] = deque(maxlen=FENCED_TIMES)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._identity.pipeline} {self._state} attempt={self._attempt}>"
+
+    def run(self) -> None:
+        """Stream until asked to stop; raises the error that an operator has to see."""
+        try:
+            while not self._stopping():
+                self._once()
+        except GraceEnded:
+            pass
+        except BaseException as error:
+            self._turn(State.FAILED, str(error) if isinstance(error, CdcError) else type(error).__name__)
+            raise
+        finally:
+            self._drop()
+        self._turn(State.STOPPED)
+
+    def _once(self) -> None:
+        """One passage, and what its failure calls for."""
+        try:
+            self._passage()
+        except SlotBusy as error:
+            self._drop()
+            self._attempt = 0
+            self._turn(State.STANDBY, str(error))
+            self._pause(STANDBY_POLL_S)
+        except Retriable as error:
+            self._observer.failed(error)
+            self._drop()
+            self._consider(error)
+            self._attempt += 1
+            self._turn(State.BACKOFF, str(error))
+            self._pause(self._backoff(self._attempt))
+
+    def _passage(self) -> None:
+        source, publisher, name = self._source, self._publisher, self._identity
+        self._turn(State.OPENING)
+        server = source.look()
+        position, cluster = publisher.peek()
+        self._observer.server(server, position)
+        continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        server = source.open()
+        continuity.owned(server, name.slot)
+        position = publisher.recover(self._waiting, patient=self._patient)
+        position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        source.start(position)
+        relay = self._relay(position, self._waiting)
+        self._turn(State.STREAMING)
+        self._stream(relay, position)
+
+    def _stream(self, relay: Relay, position: Position) -> None:
+        try:
+            while not self._stopping():
+                relay.step()
+                self._observer.heartbeat()
+                if relay.position is not position:
+                    self._attempt, self._patient = 0, False
+        except StoppedByPolicy:
+            self._source.finish()
+            raise
+        self._turn(State.STOPPING)
+        relay.stop(self._grace_s)
+        self._source.finish()
+
+    def _waiting(self) -> None:
+        """Answer PostgreSQL while Kafka is waited for, and leave when the time to stop is over."""
+        self._source.keep_alive()
+        self._observer.heartbeat()
+        if self._stopping():
+            now = self._clock()
+            if self._leave_at is None:
+                self._leave_at = now + self._grace_s
+            if now >= self._leave_at:
+                raise GraceEnded("the time to stop cleanly is over")
+
+    def _consider(self, error: Retriable) -> None:
+        """Turn what will not heal by itself into the error of its remedy."""
+        if isinstance(error, TransactionTimedOut):
+            if self._patient:
+                raise KafkaRefused(error.what, error.fix) from error
+            self._patient = True
+        elif isinstance(error, Fenced):
+            now = self._clock()
+            self._fenced.append(now)
+            if len(self._fenced) == FENCED_TIMES and now - self._fenced[0] <= FENCED_WITHIN_S:
+                msg = f"fenced {FENCED_TIMES} times within a minute while the slot was ours: somebody uses our transactional.id"
+                raise IdentityTaken(msg, "find the other producer, or give this pipeline another name") from error
+
+    def _turn(self, state: State, reason: str = "") -> None:
+        assert state is self._state or state in TRANSITIONS[self._state], f"{self._state} -> {state}"
+        self._state = state
+        self._observer.state(state, reason)
+
+    def _drop(self) -> None:
+        self._publisher.drop()
+        self._source.drop()

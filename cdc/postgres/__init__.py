@@ -1,0 +1,1 @@
+"""Room 1: from the write-ahead log to the rows of whole transactions."""

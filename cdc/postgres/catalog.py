@@ -1,0 +1,154 @@
+"""What the live catalog says, over one ordinary connection that is opened when needed and kept: the server, our slot, our
+publication, the outbox table. Never used to read rows of the log: those are described by the stream itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+
+from cdc.errors import Retriable
+from cdc.position import Fingerprint, Lsn, Member
+from cdc.postgres.connection import connect, remedies
+from cdc.postgres.server import Server, SlotState
+
+
+class Catalog(Protocol):
+    """What the stream needs of the catalog; the simulation has another one."""
+
+    def slot(self, name: str) -> SlotState | None:
+        """Return the slot, or None when there is none of that name."""
+
+    def server(
+        self,
+        slot: str,
+        publication: str,
+        system_id: str,
+        history: tuple[tuple[int, Lsn], ...],
+        our_pid: int,
+    ) -> Server:
+        """Return what the server says now, beside the identity that the replication connection gave."""
+
+    def close(self) -> None:
+        """Close the connection; the next question opens a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of the live table; `generated` columns never reach the log."""
+
+    name: str
+    type_name: str
+    not_null: bool
+    generated: bool
+
+
+class LiveCatalog:
+    """Catalog of a real server."""
+
+    def __init__(self, dsn: str, application_name: str) -> None:
+        self._dsn = dsn
+        self._application_name = application_name
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    def slot(self, name: str) -> SlotState | None:
+        """See Catalog. to_jsonb names the columns, so one query serves every version of the server."""
+        rows = self.query("SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s", (name,))
+        return _slot(rows[0][0]) if rows else None
+
+    def server(
+        self,
+        slot: str,
+        publication: str,
+        system_id: str,
+        history: tuple[tuple[int, Lsn], ...],
+        our_pid: int,
+    ) -> Server:
+        """See Catalog. The fingerprint is taken after the LSN that it is said to be proved up to."""
+        [(version, in_recovery, flush_lsn)] = self.query(
+            "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), CASE WHEN pg_is_in_recovery()"
+            " THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text"
+        )
+        state = self.slot(slot)
+        flush = Lsn.parse(flush_lsn)
+        return Server(
+            system_id=system_id,
+            version=version,
+            in_recovery=in_recovery,
+            timeline_history=history,
+            flush_lsn=flush,
+            slot=state,
+            publication=self.publication(publication, flush),
+            ours=state is not None and state.active_pid == our_pid,
+        )
+
+    def publication(self, name: str, proved_lsn: Lsn) -> Fingerprint | None:
+        """Return the publication's fingerprint, or None when there is none of that name."""
+        rows = self.query(
+            "SELECT p.oid::int8, p.xmin::text::int8, ARRAY(SELECT ARRAY[r.oid::int8, r.xmin::text::int8,"
+            " r.prrelid::int8] FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid ORDER BY r.oid)"
+            " FROM pg_catalog.pg_publication p WHERE p.pubname = %s",
+            (name,),
+        )
+        if not rows:
+            return None
+        oid, xmin, members = rows[0]
+        return Fingerprint(oid, xmin, tuple(Member(*member) for member in members), proved_lsn)
+
+    def columns(self, schema: str, table: str) -> list[TableColumn] | None:
+        """Return the live table's columns, or None when there is no such table."""
+        rows = self.query(
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> ''"
+            " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+            " WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY a.attnum",
+            (schema, table),
+        )
+        return [TableColumn(*row) for row in rows if row[0] is not None] if rows else None
+
+    def setting(self, name: str) -> str:
+        """Return a server setting's value."""
+        [(value,)] = self.query("SELECT current_setting(%s)", (name,))
+        return str(value)
+
+    def query(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement; a connection that died while it was idle is opened again once."""
+        if self._connection is not None:
+            with contextlib.suppress(Retriable):
+                return self._run(statement, parameters)
+            self.close()
+        return self._run(statement, parameters)
+
+    def close(self) -> None:
+        """See Catalog."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _run(self, statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = connect(self._dsn, self._application_name)
+        with remedies("looking at the catalog"):
+            return self._connection.execute(statement.encode(), parameters).fetchall()
+
+
+def _slot(row: dict[str, Any]) -> SlotState:
+    return SlotState(
+        name=row["slot_name"],
+        plugin=row["plugin"] or "",
+        database=row["database"] or "",
+        active_pid=row["active_pid"],
+        wal_status=row["wal_status"],
+        invalidation_reason=row.get("invalidation_reason"),
+        restart_lsn=_lsn(row["restart_lsn"]),
+        confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),
+        safe_wal_size=row["safe_wal_size"],
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)

@@ -1,0 +1,162 @@
+"""Make, and unmake, the slot, the publication and the role; and the same as SQL for somebody else to run.
+
+The publication comes first, always: a slot decodes with the catalog of the log's own time, and a slot that is older than
+its publication meets rows for which there is no publication yet. It holds the outbox table alone and publishes inserts
+alone, so that no UPDATE or DELETE of the application can be refused for want of a replica identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc.errors import PostgresRefused
+from cdc.position import Lsn
+from cdc.postgres.connection import connect, connect_replication, remedies, result_error
+
+SLOT_TIMEOUT_S = 3600.0
+"""wal_sender_timeout while a slot is made: it waits for every transaction that is open in the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The outbox table, by its literal names."""
+
+    schema: str
+    name: str
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The name, quoted."""
+        return sql.Identifier(self.schema, self.name)
+
+    def __str__(self) -> str:
+        return self.identifier.as_string()
+
+
+@dataclass(frozen=True, slots=True)
+class NewSlot:
+    """A slot that was just made: rows in `snapshot` (pg_current_snapshot text) are not in its stream, all later ones are."""
+
+    consistent_point: Lsn
+    snapshot: str
+    rows_before: bool
+
+
+def publication_sql(publication: str, table: Table) -> str:
+    """Return the statement that makes the publication."""
+    return (
+        sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert', publish_via_partition_root = true)")
+        .format(sql.Identifier(publication), table.identifier)
+        .as_string()
+    )
+
+
+def role_sql(role: str, database: str, table: Table) -> list[str]:
+    """Return the statements that give a role what the pipeline needs, and no more (SELECT serves `cdc verify`)."""
+    name = sql.Identifier(role)
+    statements = [
+        sql.SQL("CREATE ROLE {} LOGIN REPLICATION").format(name),
+        sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(sql.Identifier(database), name),
+        sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(table.schema), name),
+        sql.SQL("GRANT SELECT ON {} TO {}").format(table.identifier, name),
+    ]
+    return [statement.as_string() for statement in statements]
+
+
+class Administration:
+    """What init does in the database, over one connection of a role that may."""
+
+    def __init__(self, dsn: str, application_name: str) -> None:
+        self._dsn = dsn
+        self._application_name = application_name
+        self._connection = connect(dsn, application_name)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def execute(self, statement: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement; return its rows, if it has any."""
+        with remedies("preparing the outbox"):
+            cursor = self._connection.execute(statement.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def ensure_role(self, dsn: str, table: Table) -> bool:
+        """Make the role of the pipeline's connection string, if it is missing and somebody else is connected here.
+
+        Return whether it was made. A role that exists must have REPLICATION.
+        """
+        role = str(conninfo_to_dict(dsn).get("user") or "")
+        [(ourselves, database)] = self.execute("SELECT current_user, current_database()")
+        if not role or role == ourselves:
+            role = ourselves
+        found = self.execute("SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = %s", (role,))
+        if found and not found[0][0]:
+            msg = f"role {role!r} may not replicate"
+            raise PostgresRefused(msg, f"ALTER ROLE {sql.Identifier(role).as_string()} REPLICATION")
+        statements = role_sql(role, database, table)
+        if not found:
+            password = conninfo_to_dict(dsn).get("password")
+            if password:
+                statements[0] += " PASSWORD " + sql.quote(str(password))
+        elif role != ourselves:
+            statements = statements[1:]
+        else:
+            return False
+        for statement in statements:
+            self.execute(statement)
+        return not found
+
+    def ensure_publication(self, publication: str, table: Table) -> bool:
+        """Make the publication if it is missing; return whether it was made. One that exists must hold the table."""
+        rows = self.execute(
+            "SELECT p.pubinsert, EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname = p.pubname"
+            " AND t.schemaname = %s AND t.tablename = %s) FROM pg_catalog.pg_publication p WHERE p.pubname = %s",
+            (table.schema, table.name, publication),
+        )
+        if not rows:
+            self.execute(publication_sql(publication, table))
+            return True
+        publishes_inserts, holds_table = rows[0]
+        if not (publishes_inserts and holds_table):
+            what = f"publication {publication!r} does not publish inserts into {table}"
+            raise PostgresRefused(what, "drop it, so that `cdc init` makes it, or name another one in postgres.publication")
+        return False
+
+    def drop_slot(self, slot: str) -> None:
+        """Drop the slot."""
+        self.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+    def create_slot(self, slot: str, table: Table) -> NewSlot:
+        """Make the slot, and look through its exported snapshot at what it will never stream."""
+        with self._new_slot(slot) as (consistent_point, snapshot_name):
+            connection = self._connection
+            with remedies("reading the slot's snapshot"), connection.transaction():
+                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot_name))
+                row = connection.execute(
+                    sql.SQL("SELECT pg_current_snapshot()::text, EXISTS (SELECT FROM {})").format(table.identifier)
+                ).fetchone()
+        assert row is not None, "a SELECT without FROM returns one row"
+        return NewSlot(consistent_point, row[0], row[1])
+
+    @contextmanager
+    def _new_slot(self, slot: str) -> Iterator[tuple[Lsn, str]]:
+        """Make the slot on a replication connection; its snapshot lives as long as that connection is idle."""
+        replication: psycopg.Connection[Any] = connect_replication(self._dsn, self._application_name, SLOT_TIMEOUT_S)
+        try:
+            command = f"CREATE_REPLICATION_SLOT {sql.Identifier(slot).as_string()} LOGICAL pgoutput EXPORT_SNAPSHOT"
+            result = replication.pgconn.exec_(command.encode())
+            if result.status != pq.ExecStatus.TUPLES_OK:
+                raise result_error(result, f"creating slot {slot!r}")
+            lsn, snapshot = result.get_value(0, 1) or b"", result.get_value(0, 2) or b""
+            yield Lsn.parse(lsn.decode()), snapshot.decode()
+        finally:
+            replication.close()

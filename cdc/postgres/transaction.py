@@ -1,0 +1,176 @@
+"""From pgoutput messages to the outbox rows of whole transactions, in commit order; no I/O.
+
+Strategy: `Transactions.feed` takes one XLogData frame at a time and appends what it means to a list. Nearly every frame is
+an insert into the outbox, so this is the hot path: rows are tuples, not objects, and the tuple of an insert is read by a
+function compiled for its relation, found by the eight bytes (type, relation, 'N', number of columns) that all inserts into
+one relation share. Everything else goes through `pgoutput.decode`.
+
+Rules.
+- A transaction is skipped if and only if `Begin.final_lsn < position`, strictly: a commit record may begin where the
+  position ends. At its Commit this must agree with `end_lsn <= position`; if it does not, the stream is not what we think.
+- Only the end of a transaction carries a position. The LSN of a row is never compared with anything: rows of a later
+  commit may have smaller ones, and several rows of one COPY share one.
+- The ordinal of a row counts the outbox rows of its transaction from 0.
+- A message that is not transactional stands outside of every transaction, also when it arrives between Begin and Commit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdc.errors import ProtocolError
+from cdc.position import Lsn
+from cdc.postgres import pgoutput
+from cdc.postgres.pgoutput import Begin, Commit, Relation
+
+XLOG_DATA_HEADER = 25
+"""Bytes before the pgoutput message in an XLogData frame: 'w', start LSN, end LSN, server time."""
+
+Row = tuple[Begin, Relation, int, tuple[bytes | None, ...]]
+"""(transaction, relation, ordinal, values): the values are in the relation's column order, in text form."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnd:
+    """The place after a transaction; one without rows is an idle advance (xid 0 when no transaction stood there)."""
+
+    end_lsn: Lsn
+    commit_lsn: Lsn
+    commit_time_us: int
+    xid: int
+    rows: int
+
+
+RowDecoder = Callable[[bytes], tuple[bytes | None, ...]]
+
+
+def compile_row_decoder(columns: int) -> RowDecoder:
+    """Generate the function that reads the values of an insert with so many columns from its XLogData frame.
+
+    It raises ProtocolError unless the tuple ends with the frame. Unrolled, because a loop over the columns costs more
+    than the slices: one unpack for kind and length, one slice, for each value.
+    """
+    lines = [
+        "def read(frame):",
+        f"    at = {_TUPLE}",
+        "    try:",
+    ]
+    for i in range(columns):
+        lines += [
+            f"        if frame[at] == {_TEXT}:",
+            "            start = at + 5",
+            "            at = start + length(frame, at + 1)[0]",
+            f"            v{i} = frame[start:at]",
+            f"        elif frame[at] == {_NULL}:",
+            f"            v{i} = None",
+            "            at += 1",
+            "        else:",
+            "            raise unexpected(frame[at])",
+        ]
+    values = "".join(f"v{i}, " for i in range(columns))
+    lines += [
+        "    except (IndexError, error):",
+        "        raise malformed(frame, at) from None",
+        "    if at != len(frame):",
+        "        raise malformed(frame, at)",
+        f"    return ({values})",
+    ]
+    names: dict[str, object] = {
+        "length": struct.Struct(">I").unpack_from,
+        "error": struct.error,
+        "unexpected": _unexpected,
+        "malformed": _malformed,
+    }
+    exec(compile("\n".join(lines), f"<row decoder for {columns} columns>", "exec"), names)  # noqa: S102 - generated above
+    return names["read"]  # type: ignore[return-value]  # exec hides the type
+
+
+_TUPLE = XLOG_DATA_HEADER + 8
+_NULL, _TEXT = b"nt"
+_INSERT, _BEGIN, _COMMIT = b"IBC"
+
+
+def _unexpected(kind: int) -> ProtocolError:
+    return ProtocolError(f"an insert has a column value of kind {chr(kind)!r}; an insert always carries every value whole")
+
+
+def _malformed(frame: bytes, at: int) -> ProtocolError:
+    return ProtocolError(f"malformed insert: its values end at byte {at} of {len(frame)}")
+
+
+class Transactions:
+    """The relation cache and the transaction under way.
+
+    `wanted` tells whether a relation is the outbox. `ignored` counts, by message type, what was decoded and not used.
+    """
+
+    def __init__(self, wanted: Callable[[Relation], bool], position: Lsn) -> None:
+        self._wanted = wanted
+        self._position = position
+        self._decoders: dict[bytes, tuple[Relation, RowDecoder]] = {}
+        self._begin: Begin | None = None
+        self._skipping = False
+        self._ordinal = 0
+        self.ignored: Counter[str] = Counter()
+
+    @property
+    def open(self) -> bool:
+        """Whether the stream stands inside a transaction."""
+        return self._begin is not None
+
+    def feed(self, frame: bytes, items: list[Row | TransactionEnd]) -> None:
+        """Take one XLogData frame; append the row or the end that it means, if any."""
+        known = self._decoders.get(frame[25:33])
+        if known is not None:
+            begin = self._begin
+            if begin is None:
+                msg = "an insert arrived outside of a transaction"
+                raise ProtocolError(msg)
+            if not self._skipping:
+                items.append((begin, known[0], self._ordinal, known[1](frame)))
+            self._ordinal += 1
+            return
+        message = pgoutput.decode(frame[XLOG_DATA_HEADER:])
+        match message:
+            case Begin():
+                self._start(message)
+            case Commit():
+                items.append(self._end(message))
+            case Relation():
+                self._remember(message)
+            case _:
+                self.ignored[type(message).__name__.lower()] += 1
+
+    def _start(self, begin: Begin) -> None:
+        if self._begin is not None:
+            msg = "a transaction began inside another one"
+            raise ProtocolError(msg)
+        self._begin = begin
+        self._ordinal = 0
+        self._skipping = begin.final_lsn < self._position
+
+    def _end(self, commit: Commit) -> TransactionEnd:
+        begin, rows = self._begin, self._ordinal
+        if begin is None or commit.commit_lsn != begin.final_lsn:
+            msg = f"the commit at {commit.commit_lsn} does not belong to the transaction that began"
+            raise ProtocolError(msg)
+        if self._skipping != (commit.end_lsn <= self._position):
+            msg = f"a commit at {begin.final_lsn} that ends at {commit.end_lsn} straddles the position {self._position}"
+            raise ProtocolError(msg)
+        self._begin = None
+        if self._skipping:
+            self.ignored["published before"] += rows
+            rows = 0
+        return TransactionEnd(commit.end_lsn, commit.commit_lsn, commit.commit_time_us, begin.xid, rows)
+
+    def _remember(self, relation: Relation) -> None:
+        oid = relation.oid.to_bytes(4, "big")
+        for key in [key for key in self._decoders if key[1:5] == oid]:
+            del self._decoders[key]
+        if self._wanted(relation):
+            columns = len(relation.columns)
+            key = b"I" + oid + b"N" + columns.to_bytes(2, "big")
+            self._decoders[key] = (relation, compile_row_decoder(columns))

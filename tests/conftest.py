@@ -1,0 +1,79 @@
+"""Servers for tests: one PostgreSQL and one Kafka for the whole run, a database and a name of its own for each test.
+
+TEST_POSTGRES_DSN and TEST_KAFKA_BOOTSTRAP name servers that somebody else started.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc.devstack.kafka import KafkaBroker
+from cdc.devstack.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn() -> Iterator[str]:
+    """A superuser's connection string for the shared PostgreSQL."""
+    own = os.environ.get("TEST_POSTGRES_DSN")
+    if own:
+        yield own
+        return
+    with PostgresServer() as server:
+        yield server.dsn()
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap() -> Iterator[str]:
+    """bootstrap.servers of the shared Kafka."""
+    own = os.environ.get("TEST_KAFKA_BOOTSTRAP")
+    if own:
+        yield own
+        return
+    with KafkaBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_bootstrap: str) -> str:
+    """The same, by the name that most tests use."""
+    return kafka_bootstrap
+
+
+@pytest.fixture
+def unique() -> str:
+    """A name that no other test has: for pipelines, databases, slots and topic prefixes."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def topic_prefix(unique: str) -> str:
+    """A prefix for the topics of one test."""
+    return unique
+
+
+@pytest.fixture
+def database(postgres_dsn: str, unique: str) -> Iterator[str]:
+    """The connection string of a fresh database, dropped afterwards with its slots."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(unique)))
+        yield make_conninfo(postgres_dsn, dbname=unique)
+        drop_database(admin, unique)
+
+
+def drop_database(admin: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+    """Drop a database and the slots that hang on it; whoever is still connected is told to go."""
+    admin.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = %s AND active", (name,))
+    for (slot,) in admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,)).fetchall():
+        admin.execute(
+            "DO $$ BEGIN FOR i IN 1..200 LOOP BEGIN PERFORM pg_drop_replication_slot("
+            + sql.quote(slot)
+            + "); RETURN; EXCEPTION WHEN object_in_use THEN PERFORM pg_sleep(0.05); END; END LOOP; END $$"
+        )
+    admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
