@@ -8,6 +8,7 @@ cannot be a secret.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -130,7 +131,7 @@ def _refused(error: ValidationError, leaves: Leaves, above: Path = ()) -> Config
 
 def _in_our_words(message: str) -> tuple[str, str]:
     """Pydantic says what would be right: "Input should be 'json' or 'avro'"."""
-    return "cannot be used", message.replace("Input should", "it should", 1)
+    return "cannot be used", re.sub(r"^\w+ should", "it should", message)
 
 
 def _shown(path: Path, value: object) -> str:

@@ -117,8 +117,7 @@ def _text(path: Path, value: str, place: str) -> Iterator[tuple[Path, object]]:
     except tomllib.TOMLDecodeError:
         table = None
     if not isinstance(table, dict):
-        msg = f"{place}: {'.'.join(filter(None, path))} is a table"
-        raise ConfigurationError(msg, "name a key in it, or write an inline table such as { key = value }")
+        raise _table_expected(path[:1] if path[0] == "kafka" else path, place)
     if not table:
         yield path, table
     yield from _expand(path[:1] if path[0] == "kafka" else path, table)
@@ -136,10 +135,17 @@ def _expand(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[Path, object
 
 def _add(leaves: Leaves, path: Path, value: object, origin: Origin) -> None:
     real, from_file = known_path(path, origin.place)
+    if (real == ("kafka",) or isinstance(kind_of(real), type)) and not isinstance(value, dict):
+        raise _table_expected(real, origin.place)
     if real in leaves:
         msg = f"{origin.place}: {dotted(real)} is given twice, as itself and as {path[-1]}"
         raise ConfigurationError(msg, "leave one of them out")
     leaves[real] = Leaf(value, origin, from_file)
+
+
+def _table_expected(path: Path, place: str) -> ConfigurationError:
+    msg = f"{place}: {dotted(path)} is a table"
+    return ConfigurationError(msg, "name a key in it, or write an inline table such as { key = value }")
 
 
 def known_path(path: Path, place: str) -> tuple[Path, bool]:
@@ -209,7 +215,7 @@ def _nearest(path: Path) -> str | None:
 
 def dotted(path: Path) -> str:
     """Write a path as it stands in the file."""
-    return ".".join(f'"{key}"' if "." in key else key for key in path)
+    return ".".join(f'"{key}"' if "." in key or not key else key for key in path)
 
 
 def line_of(text: str, path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from datetime import timedelta
 from pathlib import Path
@@ -162,6 +163,25 @@ listen = "off"
         error = refused(config=file)
         assert error.what.startswith(f"{file}:{line}: there is no setting ")
         assert error.fix == f"did you mean {meant}?"
+
+    @pytest.mark.parametrize("text", ["kafka = 3", "postgres = 3", 'outbox = "x"', "topics = []", "[[kafka]]\nx = 1", "outbox.columns = 1"])
+    def test_a_table_must_be_one(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "cdc.toml"
+        file.write_text(text)
+        assert refused(config=file).what.endswith(" is a table")
+
+    @given(st.text(max_size=40))
+    def test_any_file_is_read_or_refused(self, tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+        file = tmp_path_factory.getbasetemp() / "any.toml"
+        file.write_text(f"{text} = 1\n[kafka]\n{text} = 'x'\n", encoding="utf-8")
+        with contextlib.suppress(ConfigurationError):
+            load(file, [], MINIMAL)
+
+    @given(st.text(max_size=20), st.text(max_size=20))
+    def test_any_flag_and_variable_is_read_or_refused(self, key: str, value: str) -> None:
+        for sets, environ in (([f"{key}={value}"], {}), ([], {f"CDC_{key}": value}), ([f"kafka.{key}={value}"], {})):
+            with contextlib.suppress(ConfigurationError):
+                load(None, sets, MINIMAL | environ)
 
     def test_a_wrong_value_says_where(self, tmp_path: Path) -> None:
         file = tmp_path / "cdc.toml"
