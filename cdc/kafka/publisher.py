@@ -177,7 +177,7 @@ class KafkaPublisher:
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         """Hand over records in order; calls `waiting` while the local queue is full."""
         producer = self._begin(waiting)
-        produce = producer.produce
+        produce: Callable[..., None] = producer.produce
         full_since: float | None = None
         try:
             producer.poll(0)
@@ -220,8 +220,9 @@ class KafkaPublisher:
 
     def drop(self) -> None:
         """Forget the producer as it is; never blocks, safe at any time and more than once."""
+        if self._failed:
+            self._routes = {}
         passage, self._passage, self._opened_at, self._failed = self._passage, None, None, False
-        self._routes = {}
         if passage is not None:
             passage.caller.end()
             retire(passage.producer)

@@ -146,6 +146,6 @@ class Subscriber:
 
 def _seen(message: Message) -> Seen:
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-    key, value = cast("bytes | None", message.key()), cast("bytes | None", message.value())
+    key, value = message.key(), message.value()
     topic, partition, offset = cast("str", message.topic()), cast("int", message.partition()), cast("int", message.offset())
     return Seen(topic, partition, offset, key, value, headers, message.timestamp()[1])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined] - the package lists no exports
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package lists no exports
     AclOperation,
     AdminClient,
     ConfigResource,
@@ -221,14 +221,17 @@ def _topic(name: str, description: Any, entries: Mapping[str, Any]) -> Topic:  #
 
 def earliest() -> OffsetSpec:
     """Ask for the first offset that is still there."""
-    return OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    spec: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    return spec
 
 
 def latest() -> OffsetSpec:
     """Ask for the end."""
-    return OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return spec
 
 
 def at_time(timestamp_ms: int) -> OffsetSpec:
     """Ask for the first record of this time or later."""
-    return OffsetSpec.for_timestamp(timestamp_ms)  # type: ignore[no-untyped-call]
+    spec: OffsetSpec = OffsetSpec.for_timestamp(timestamp_ms)
+    return spec

@@ -213,7 +213,7 @@ class Cluster:
             raise BrokerError(msg, fenced=True)
 
     def _end(self, producer: str, transaction: Transaction, *, commit: bool) -> None:
-        touched = {}
+        touched: dict[tuple[str, int], None] = {}
         for topic, partition, entry in transaction.entries:
             entry.committed = commit
             touched[topic, partition] = None
@@ -223,19 +223,15 @@ class Cluster:
 
     def _refusal(self, record: Record, topic: Topic) -> str | None:
         ahead_ms = record.timestamp_ms - self.clock() * 1000 if record.timestamp_ms else 0
-        if not topic.writable:
-            return "TOPIC_AUTHORIZATION_FAILED"
-        if record_size(record) > topic.max_message_bytes:
-            return "MSG_SIZE_TOO_LARGE"
-        if record.partition >= topic.partitions:
-            return "_UNKNOWN_PARTITION"
-        if topic.compacted and record.key is None:
-            return "INVALID_RECORD"
-        if topic.timestamp_after_ms is not None and ahead_ms > topic.timestamp_after_ms:
-            return "INVALID_TIMESTAMP"
-        if topic.timestamp_before_ms is not None and -ahead_ms > topic.timestamp_before_ms:
-            return "INVALID_TIMESTAMP"
-        return None
+        after_ms, before_ms = topic.timestamp_after_ms, topic.timestamp_before_ms
+        refusals = {
+            "TOPIC_AUTHORIZATION_FAILED": not topic.writable,
+            "MSG_SIZE_TOO_LARGE": record_size(record) > topic.max_message_bytes,
+            "_UNKNOWN_PARTITION": record.partition >= topic.partitions,
+            "INVALID_RECORD": topic.compacted and record.key is None,
+            "INVALID_TIMESTAMP": (after_ms is not None and ahead_ms > after_ms) or (before_ms is not None and -ahead_ms > before_ms),
+        }
+        return next((name for name, refused in refusals.items() if refused), None)
 
 
 class FakePublisher:
@@ -290,6 +286,14 @@ class FakePublisher:
             timestamp_before_ms=found.timestamp_before_ms,
             timestamp_after_ms=found.timestamp_after_ms,
         )
+
+    def require(self, topics: Sequence[str], waiting: Waiting) -> None:
+        """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
+        for topic in topics:
+            try:
+                self.route(topic, waiting)
+            except InvalidEvent as error:
+                raise KafkaRefused(error.what, error.fix) from None
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         """Hand over records in order."""

@@ -1,0 +1,404 @@
+"""What every Publisher must do: one suite, on the simulated Kafka and on a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import pytest
+from confluent_kafka import Producer
+
+from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable
+from cdc.event import Record
+from cdc.kafka import positions
+from cdc.kafka.limits import fits
+from cdc.kafka.publisher import KafkaPublisher
+from cdc.kafka.subscriber import Subscriber
+from cdc.kafka.topics import Create
+from cdc.pipeline.ports import Publisher
+from cdc.position import Existing, Fingerprint, Lsn, Position
+from tests.simulation.fake_kafka import Cluster, FakePublisher, Topic, partition_for
+
+HOUR_MS = 3_600_000
+
+
+class World(Protocol):
+    """A Kafka with a position topic for the pipeline `name`."""
+
+    name: str
+
+    def publisher(self) -> Publisher: ...
+    def topic(self, partitions: int = 1, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> str: ...
+    def committed(self, topic: str) -> list[tuple[int, Record]]: ...
+    def foreign_transaction(self) -> contextlib.AbstractContextManager[None]: ...
+    def close(self) -> None: ...
+
+
+class FakeWorld:
+    def __init__(self, _kafka: str) -> None:
+        self.name = "shop"
+        self.cluster = Cluster(clock=time.time)
+        self.cluster.create(Topic("position", compacted=True))
+
+    def publisher(self) -> Publisher:
+        return FakePublisher(self.cluster, name=self.name, position_topic="position")
+
+    def topic(self, partitions: int = 1, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> str:
+        topic = Topic(f"events-{len(self.cluster.topics)}", partitions, max_message_bytes, compacted)
+        self.cluster.create(topic)
+        return topic.name
+
+    def committed(self, topic: str) -> list[tuple[int, Record]]:
+        return [(partition, record) for partition, _, record in self.cluster.committed(topic)]
+
+    @contextlib.contextmanager
+    def foreign_transaction(self) -> Iterator[None]:
+        epoch = self.cluster.init_producer("foreign")
+        self.cluster.append("foreign", epoch, Record("position", b"foreign", b"", [], 0, 0))
+        yield
+        self.cluster.end("foreign", epoch, commit=False)
+
+    def close(self) -> None:
+        pass
+
+
+class RealWorld:
+    def __init__(self, kafka: str) -> None:
+        self.name = f"c{uuid.uuid4().hex[:12]}"
+        self.position_topic = f"_cdc.{self.name}.position"
+        self.settings = {
+            "bootstrap.servers": kafka,
+            # How long librdkafka looks for a topic that is not there, before the delivery fails.
+            "topic.metadata.propagation.max.ms": 500,
+        }
+        self.publishers: list[KafkaPublisher] = []
+        self.subscriber = Subscriber(name=self.name, kafka=self.settings)
+        self.topics = self.subscriber.topics
+        self.publisher().positions.create(1, 1, lambda: None)
+
+    def publisher(self) -> KafkaPublisher:
+        made = KafkaPublisher(name=self.name, kafka=self.settings, position_topic=self.position_topic)
+        self.publishers.append(made)
+        return made
+
+    def topic(self, partitions: int = 1, *, max_message_bytes: int = 1_048_588, compacted: bool = False) -> str:
+        name = f"events-{uuid.uuid4().hex[:12]}"
+        config = {"max.message.bytes": str(max_message_bytes), "cleanup.policy": "compact" if compacted else "delete"}
+        self.topics.create(name, Create(partitions, 1, 1), config, lambda: None)
+        return name
+
+    def committed(self, topic: str) -> list[tuple[int, Record]]:
+        return [
+            (seen.partition, Record(seen.topic, seen.key, seen.value, seen.headers, seen.timestamp_ms))
+            for seen in self.subscriber.read([topic])
+        ]
+
+    @contextlib.contextmanager
+    def foreign_transaction(self) -> Iterator[None]:
+        producer = Producer({**self.settings, "transactional.id": f"foreign-{self.name}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(self.position_topic, b"", b"foreign")
+        producer.flush(30)
+        yield
+        producer.abort_transaction(30)
+
+    def close(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+        self.subscriber.close()
+
+
+@pytest.fixture(params=[FakeWorld, pytest.param(RealWorld, marks=pytest.mark.servers)])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    kafka = request.getfixturevalue("kafka") if request.param is RealWorld else ""
+    made: World = request.param(kafka)
+    yield made
+    made.close()
+
+
+def position(world: World, end_lsn: int) -> Position:
+    fingerprint = Fingerprint(1, 2, (), Lsn(0))
+    return Position(
+        world.name, 1, "7", ((1, Lsn(0)),), "cdc_shop", fingerprint, "k", Lsn(end_lsn), 0, "none", None, Existing("none", "")
+    )
+
+
+def record(topic: str, key: bytes | None = b"k", value: bytes | None = b"v", partition: int = -1) -> Record:
+    return Record(topic, key, value, [("ce_id", b"1")], round(time.time() * 1000), partition)
+
+
+def nothing() -> None:
+    pass
+
+
+def committed(world: World, topic: str, count: int) -> list[tuple[int, Record]]:
+    """Wait until so many records are there: a commit returns when its outcome is sure, its markers come a little later."""
+    deadline = time.monotonic() + 10
+    while len(seen := world.committed(topic)) < count and time.monotonic() < deadline:
+        pass
+    return seen
+
+
+def values(world: World, topic: str, count: int = 1) -> list[bytes | None]:
+    return [made.value for _, made in committed(world, topic, count)]
+
+
+def test_a_new_topic_has_no_position(world: World) -> None:
+    publisher = world.publisher()
+    seen, cluster_id = publisher.peek()
+    assert seen is None
+    assert cluster_id
+    assert publisher.recover(nothing, patient=False) is None
+
+
+def test_records_and_position_arrive_together(world: World) -> None:
+    topic = world.topic()
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    now = round(time.time() * 1000)
+    sent = [
+        Record(topic, b"k", b"v1", [("ce_id", b"1"), ("empty", b""), ("none", None)], now),
+        Record(topic, None, b"v2", [], now + 1),
+        Record(topic, b"k", None, [], now + 2),
+    ]
+    publisher.produce(sent, nothing)
+    assert world.committed(topic) == []
+    publisher.commit(position(world, 100), nothing)
+    assert [made._replace(partition=-1) for _, made in committed(world, topic, 3)] == sent
+    assert publisher.peek()[0] == position(world, 100)
+    assert world.publisher().recover(nothing, patient=False) == position(world, 100)
+
+
+def test_the_last_position_wins(world: World) -> None:
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    for end_lsn in (100, 200, 300):
+        publisher.commit(position(world, end_lsn), nothing)
+    assert publisher.recover(nothing, patient=False) == position(world, 300)
+
+
+def test_waiting_is_called_while_the_broker_is_waited_for(world: World) -> None:
+    calls: list[int] = []
+    publisher = world.publisher()
+    publisher.recover(lambda: calls.append(1), patient=False)
+    assert calls
+    calls.clear()
+    for end_lsn in range(50):
+        publisher.commit(position(world, end_lsn), lambda: calls.append(1))
+        if calls:
+            break
+    assert calls
+
+
+def test_what_waiting_raises_leaves_at_once(world: World) -> None:
+    def leave() -> None:
+        raise KeyboardInterrupt
+
+    publisher = world.publisher()
+    with pytest.raises(KeyboardInterrupt):
+        publisher.recover(leave, patient=False)
+    publisher.drop()
+    assert publisher.recover(nothing, patient=False) is None
+
+
+def test_a_newer_instance_fences(world: World) -> None:
+    topic = world.topic()
+    old, new = world.publisher(), world.publisher()
+    old.recover(nothing, patient=False)
+    old.commit(position(world, 100), nothing)
+    old.produce([record(topic, value=b"old")], nothing)
+    assert new.recover(nothing, patient=False) == position(world, 100)
+
+    def publish() -> None:
+        old.produce([record(topic, value=b"zombie")], nothing)
+        old.commit(position(world, 999), nothing)
+
+    with pytest.raises(Fenced):
+        publish()
+    new.produce([record(topic, value=b"new")], nothing)
+    new.commit(position(world, 200), nothing)
+    assert values(world, topic) == [b"new"]
+    assert old.peek()[0] == position(world, 200)
+    old.drop()
+    assert old.recover(nothing, patient=False) == position(world, 200)
+
+
+def test_an_idle_zombie_is_fenced_too(world: World) -> None:
+    old, new = world.publisher(), world.publisher()
+    old.recover(nothing, patient=False)
+    old.commit(position(world, 100), nothing)
+    new.recover(nothing, patient=False)
+    with pytest.raises(Fenced):
+        old.commit(position(world, 999), nothing)
+    assert new.peek()[0] == position(world, 100)
+
+
+def test_what_was_dropped_never_appears(world: World) -> None:
+    topic = world.topic()
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    publisher.produce([record(topic, value=b"dropped")], nothing)
+    publisher.drop()
+    publisher.drop()
+    publisher.recover(nothing, patient=False)
+    publisher.produce([record(topic, value=b"kept")], nothing)
+    publisher.commit(position(world, 100), nothing)
+    assert values(world, topic) == [b"kept"]
+
+
+def test_abort_frees_readers_without_a_successor(world: World) -> None:
+    topic, other = world.topic(), world.publisher()
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    publisher.produce([record(topic, value=b"aborted")], nothing)
+    publisher.abort(10)
+    publisher.drop()
+    assert world.committed(topic) == []
+    other.recover(nothing, patient=False)
+    other.produce([record(topic, value=b"kept")], nothing)
+    other.commit(position(world, 100), nothing)
+    assert values(world, topic) == [b"kept"]
+
+
+def test_abort_without_a_transaction_does_nothing(world: World) -> None:
+    publisher = world.publisher()
+    publisher.abort(1)
+    publisher.recover(nothing, patient=False)
+    publisher.abort(1)
+    publisher.commit(position(world, 100), nothing)
+    assert publisher.peek()[0] == position(world, 100)
+
+
+def test_an_open_transaction_of_somebody_else_is_not_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "READ_PATIENCE_S", 1.5)
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    publisher.commit(position(world, 100), nothing)
+    with world.foreign_transaction():
+        publisher.commit(position(world, 200), nothing)
+        assert publisher.peek()[0] == position(world, 100)
+        with pytest.raises(Retriable, match="another producer"):
+            publisher.recover(nothing, patient=False)
+    assert publisher.recover(nothing, patient=False) == position(world, 200)
+
+
+def test_a_patient_passage_may_take_longer(world: World) -> None:
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    usual = publisher.transaction_timeout_s
+    publisher.recover(nothing, patient=True)
+    assert publisher.transaction_timeout_s > usual == 60.0
+    publisher.commit(position(world, 100), nothing)
+    publisher.recover(nothing, patient=False)
+    assert publisher.transaction_timeout_s == usual
+
+
+def test_a_route_tells_what_the_topic_takes(world: World) -> None:
+    publisher = world.publisher()
+    route = publisher.route(world.topic(3, max_message_bytes=20_000, compacted=True), nothing)
+    assert (route.partitions, route.max_message_bytes, route.compacted) == (3, 20_000, True)
+    assert route.timestamp_after_ms == HOUR_MS
+    assert publisher.route(world.topic(), nothing).max_message_bytes == 1_000_000
+
+
+@pytest.mark.parametrize("topic", ["not-there", "", "..", "with space", "Typo/é", "x" * 250])
+def test_a_topic_that_cannot_take_records_is_refused(world: World, topic: str) -> None:
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    with pytest.raises(InvalidEvent) as caught:
+        publisher.route(topic, nothing)
+    assert caught.value.reason == "route"
+    publisher.commit(position(world, 100), nothing)
+
+
+def test_a_topic_that_no_row_can_change_is_required(world: World) -> None:
+    publisher = world.publisher()
+    publisher.require([world.topic()], nothing)
+    with pytest.raises(KafkaRefused, match="not-there"):
+        publisher.require([world.topic(), "not-there"], nothing)
+
+
+@dataclasses.dataclass
+class Poison:
+    """One bad record: the topic's limits, what to change in a good record, and the reason of the refusal."""
+
+    config: dict[str, Any]
+    change: dict[str, Any]
+    reason: str
+
+
+POISON = {
+    "over the topic's limit": Poison({"max_message_bytes": 20_000}, {"value": random.Random(20).randbytes(20_000)}, "size"),
+    "partition out of range": Poison({"partitions": 3}, {"partition": 3}, "route"),
+    "from the future": Poison({}, {"timestamp_ms": round(time.time() * 1000) + 2 * HOUR_MS}, "route"),
+    "null key, compacted topic": Poison({"compacted": True}, {"key": None}, "route"),
+    "unknown topic": Poison({}, {"topic": "nowhere"}, "route"),
+}
+
+
+@pytest.mark.parametrize("case", POISON)
+def test_one_bad_record_fails_the_whole_transaction(world: World, case: str) -> None:
+    poison = POISON[case]
+    topic = world.topic(**poison.config)
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    publisher.commit(position(world, 100), nothing)
+    good = record(topic, value=b"good", partition=0)
+    bad = good._replace(value=b"bad")._replace(**poison.change)
+
+    def publish(records: Sequence[Record]) -> None:
+        publisher.produce(records, nothing)
+        publisher.commit(position(world, 200), nothing)
+
+    with pytest.raises(Retriable):
+        publish([good, bad, good])
+    publisher.drop()
+    assert publisher.recover(nothing, patient=False) == position(world, 100)
+    assert world.committed(topic) == []
+    with contextlib.suppress(Retriable):  # a smaller limit asks for another producer
+        publisher.route(topic, nothing)
+    publisher.drop()
+    publisher.recover(nothing, patient=False)
+    with pytest.raises(InvalidEvent) as caught:
+        fits(bad, publisher.route(bad.topic, nothing), round(time.time() * 1000))
+    assert caught.value.reason == poison.reason
+    fits(good, publisher.route(topic, nothing), round(time.time() * 1000))
+    publish([good, good])
+    assert values(world, topic, 2) == [b"good", b"good"]
+
+
+def test_many_records_keep_their_order(world: World) -> None:
+    topic = world.topic()
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    sent = [b"%d" % number for number in range(30_000)]
+    for start in range(0, len(sent), 1000):
+        publisher.produce([record(topic, value=value) for value in sent[start : start + 1000]], nothing)
+    publisher.commit(position(world, 100), nothing)
+    assert values(world, topic, len(sent)) == sent
+
+
+def test_case_75_a_key_meets_the_partition_of_java_clients(world: World) -> None:
+    topic = world.topic(15)
+    keys = [b"TT0124", b"", "\u00e9\u4e2d\U0001f600".encode(), *(str(uuid.UUID(int=number)).encode() for number in range(200))]
+    publisher = world.publisher()
+    publisher.recover(nothing, patient=False)
+    publisher.produce([record(topic, key=key) for key in keys], nothing)
+    publisher.commit(position(world, 100), nothing)
+    assert {made.key: partition for partition, made in committed(world, topic, len(keys))} == {key: partition_for(key, 15) for key in keys}
+
+
+def test_a_missing_position_topic_is_refused(kafka: str) -> None:
+    fake = FakePublisher(Cluster(), name="shop", position_topic="nowhere")
+    with pytest.raises(KafkaRefused, match="cdc init"):
+        fake.peek()
+    real = KafkaPublisher(name="shop", kafka={"bootstrap.servers": kafka}, position_topic="nowhere")
+    with pytest.raises(KafkaRefused, match="cdc init"):
+        real.peek()
+    real.close()
