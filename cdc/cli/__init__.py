@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -27,6 +27,9 @@ EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that SIGINT or SIGPIPE ended."""
+
+MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+"""Help with frames and colours is for a terminal: it takes three times as long to load."""
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -153,10 +156,11 @@ def load_command(name: str, command: Command) -> Any:  # noqa: ANN401 - Typer's 
         raise ConfigurationError(msg, f"install the extra: pip install 'cdc[{command.extra}]'") from None
     epilog = "\n\n".join(("Examples:", *(f"  {example}" for example in command.examples)))
     if not isinstance(target, typer.Typer):
-        single = typer.Typer(add_completion=False, context_settings=CONTEXT)
+        single = typer.Typer(add_completion=False, context_settings=CONTEXT, rich_markup_mode=MARKUP)
         single.command(name, epilog=epilog)(target)
         return get_command(single)
     target._add_completion = False  # noqa: SLF001 - the outermost group offers it already
+    target.rich_markup_mode = MARKUP
     target.info.context_settings = CONTEXT
     loaded = get_command(target)
     loaded.name = name
@@ -173,7 +177,14 @@ def _version(*, shown: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(name="cdc", cls=LazyGroup, context_settings=CONTEXT, pretty_exceptions_enable=False, invoke_without_command=True)
+app = typer.Typer(
+    name="cdc",
+    cls=LazyGroup,
+    context_settings=CONTEXT,
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    rich_markup_mode=MARKUP,
+)
 
 
 @app.callback(
@@ -191,7 +202,7 @@ def cdc(
 ) -> None:
     """From a PostgreSQL outbox table to Kafka, each committed row exactly once."""
     if ctx.invoked_subcommand is None:
-        ctx.get_help()  # prints it, having been asked for
+        sys.stdout.write(_ended(ctx.get_help()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for each way to end
@@ -223,6 +234,11 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
     return code if isinstance(code, int) else 0
 
 
+def _ended(help_text: str) -> str:
+    """End a text with a line end; help with frames has been printed while it was made, and there is no text."""
+    return help_text + "\n" if help_text else ""
+
+
 def _pipe_closed() -> int:
     """Nobody reads on, as in `cdc status | head -1`. Python flushes stdout once more at exit and would complain there."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
@@ -230,8 +246,9 @@ def _pipe_closed() -> int:
 
 
 def _usage(error: typer.TyperException) -> int:
-    """Say in one line as well why a command cannot be understood; without a word in it the help was shown already."""
-    if not error.message:
+    """Say in one line as well why a command cannot be understood; a group without a command asks for its help."""
+    if not error.message or "\n" in error.message:
+        sys.stderr.write(_ended(error.message))
         return error.exit_code
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "cdc"
