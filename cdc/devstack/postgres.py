@@ -113,7 +113,7 @@ class PostgresServer:
             death_signal=signal.SIGQUIT,
             user=self._user,
         )
-        ready = [client("pg_isready"), "-q", "-h", LOOPBACK, "-p", str(self.port)]
+        ready = [str(client("pg_isready")), "-q", "-h", LOOPBACK, "-p", str(self.port)]
         wait_ready(
             self._process,
             lambda: accepts(self.port) and subprocess.run(ready, check=False).returncode == 0,
@@ -149,7 +149,7 @@ class PostgresServer:
             _open_way_to(self.data)
             os.chown(self.data, self._user, self._user)
             self.data.chmod(0o700)
-        command = [binaries / "initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
+        command = [str(binaries / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
         done = subprocess.run(
             command, check=False, capture_output=True, user=self._user, group=self._user, cwd="/", extra_groups=[] if self._user else None
         )

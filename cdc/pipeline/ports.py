@@ -67,6 +67,9 @@ class Publisher(Protocol):
     def transaction_timeout_s(self) -> float:
         """How long the broker lets a Kafka transaction of this passage stay open (transaction.timeout.ms)."""
 
+    def require(self, topics: Sequence[str], waiting: Waiting) -> None:
+        """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
+
     def recover(self, waiting: Waiting, *, patient: bool) -> Position | None:
         """Fence older instances, then return the last position that they committed.
 

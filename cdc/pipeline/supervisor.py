@@ -67,10 +67,11 @@ FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the pipeline is called on both sides."""
+    """What the pipeline is called on both sides, and the topics that it needs whatever rows come."""
 
     pipeline: str
     slot: str
+    static_topics: tuple[str, ...] = ()
 
 
 class GraceEnded(CdcError):
@@ -153,6 +154,7 @@ class Supervisor:
         continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         server = source.open()
         continuity.owned(server, name.slot)
+        publisher.require(name.static_topics, self._waiting)
         position = publisher.recover(self._waiting, patient=self._patient)
         position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         source.start(position)

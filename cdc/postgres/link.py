@@ -98,7 +98,7 @@ class PqLink:
                     if length < 0:
                         return self._ended(frames)
                     break
-                frames.append(data)  # type: ignore[arg-type]  # bytes in psycopg's C implementation, which we require
+                frames.append(bytes(data))
         except psycopg.Error as error:
             raise self._lost(error) from error
         return frames

@@ -1,0 +1,152 @@
+"""Composition root: the only file that knows everybody. Constructors, no logic."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+from cdc.avro import folder
+from cdc.avro.registry import Registry
+from cdc.kafka.publisher import KafkaPublisher
+from cdc.kafka.subscriber import Subscriber
+from cdc.kafka.topics import Create
+from cdc.observe.observer import PipelineObserver
+from cdc.outbox.router import OutboxMapping, Router, placeholders
+from cdc.pipeline.ports import Waiting
+from cdc.pipeline.relay import Policy, Relay
+from cdc.pipeline.supervisor import Identity, State, Supervisor
+from cdc.position import Position
+from cdc.postgres.catalog import LiveCatalog
+from cdc.postgres.link import Link, PqLink
+from cdc.postgres.pgoutput import Relation
+from cdc.postgres.slot import Table
+from cdc.postgres.stream import ReplicationStream
+from cdc.resilience.backoff import Backoff
+from cdc.settings import Settings
+
+BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.2, 5.0
+"""Short enough that a server that is back is noticed at once, long enough not to be load on one that is not."""
+
+
+def application_name(settings: Settings) -> str:
+    """Return the name of our connections in pg_stat_activity and pg_stat_replication."""
+    return f"cdc-{settings.name}"
+
+
+def dsn(settings: Settings) -> str:
+    """Return the pipeline's connection string."""
+    return settings.postgres.dsn.get_secret_value()
+
+
+def table(settings: Settings) -> Table:
+    """Return the outbox table."""
+    return Table(settings.outbox.table.schema, settings.outbox.table.name)
+
+
+def mapping(settings: Settings) -> OutboxMapping:
+    """Return how rows become records."""
+    return OutboxMapping(
+        columns=settings.outbox.columns.named(),
+        route=settings.topics.route,
+        subject=settings.schemas.subject,
+        source=settings.outbox.source,
+        tombstones=settings.outbox.tombstones,
+    )
+
+
+def registry(settings: Settings) -> Registry:
+    """Return the schema folder as it is now."""
+    return folder.load(Path(settings.schemas.folder))
+
+
+def static_topics(settings: Settings) -> list[str]:
+    """Return the topics that no row can change: a route without placeholders, and the dead letters'."""
+    routes = [] if placeholders(settings.topics.route) else [settings.topics.route]
+    return [*routes, *([settings.topics.dead_letter] if settings.outbox.on_invalid == "dead-letter" else [])]
+
+
+def catalog(settings: Settings) -> LiveCatalog:
+    """Return the live catalog."""
+    return LiveCatalog(dsn(settings), application_name(settings))
+
+
+def create(settings: Settings) -> Create | None:
+    """Return how missing topics are made, or None when they must exist."""
+    return None if settings.topics.create is None else Create(**settings.topics.create.model_dump())
+
+
+def source(settings: Settings) -> ReplicationStream:
+    """Return the log from our slot on."""
+    outbox = table(settings)
+
+    def wanted(relation: Relation) -> bool:
+        return relation.name == outbox.name and relation.namespace == outbox.schema
+
+    def connect(wal_sender_timeout_s: float) -> Link:
+        return PqLink(dsn(settings), application_name(settings), wal_sender_timeout_s)
+
+    return ReplicationStream(
+        slot=settings.postgres.slot,
+        publication=settings.postgres.publication,
+        wanted=wanted,
+        status_interval_s=settings.postgres.status_interval.total_seconds(),
+        catalog=catalog(settings),
+        connect=connect,
+        clock=time.monotonic,
+        wall=time.time,
+    )
+
+
+def publisher(settings: Settings) -> KafkaPublisher:
+    """Return the transactional producer."""
+    return KafkaPublisher(
+        name=settings.name,
+        kafka=settings.kafka,
+        position_topic=settings.topics.position,
+        create=create(settings),
+        on_partition_change=settings.topics.on_partition_change,
+    )
+
+
+def subscriber(settings: Settings) -> Subscriber:
+    """Return a reader of committed records."""
+    return Subscriber(name=settings.name, kafka=settings.kafka)
+
+
+def observer(settings: Settings) -> PipelineObserver:
+    """Return what metrics, health and logs hang on."""
+    return PipelineObserver(settings.name)
+
+
+def supervisor(settings: Settings, schemas: Registry, watch: PipelineObserver, stop: threading.Event) -> Supervisor:
+    """Return the pipeline, ready to run until `stop` is set."""
+    log, kafka, how = source(settings), publisher(settings), mapping(settings)
+    policy = Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None)
+
+    def relay(position: Position, waiting: Waiting) -> Relay:
+        return Relay(
+            source=log,
+            publisher=kafka,
+            router=Router(how, schemas.encoder, position.generation),
+            policy=policy,
+            observer=watch,
+            position=position,
+            waiting=waiting,
+            clock=time.monotonic,
+            wall=time.time,
+        )
+
+    return Supervisor(
+        identity=Identity(settings.name, settings.postgres.slot, tuple(static_topics(settings))),
+        source=log,
+        publisher=kafka,
+        relay=relay,
+        observer=watch,
+        backoff=Backoff(BACKOFF_FIRST_S, BACKOFF_CAP_S, random.random),
+        clock=time.monotonic,
+        stopping=stop.is_set,
+        pause=stop.wait,
+        grace_s=settings.shutdown_grace.total_seconds(),
+    )

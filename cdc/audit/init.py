@@ -1,0 +1,177 @@
+"""Genesis: the publication, the slot and the first position, made once and in an order that a crash cannot spoil.
+
+A *pending* record comes first, so that a slot without a position can only be somebody else's; then the publication, the slot
+(with the snapshot that tells which rows are not in its stream), and the genesis position. A crash in between leaves the
+pending record, and the next init begins again. Once a position exists init fences nobody and creates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from cdc.errors import ConfigurationError, ContinuityError, PostgresRefused
+from cdc.kafka.publisher import KafkaPublisher
+from cdc.kafka.topics import Create
+from cdc.outbox.router import OutboxMapping
+from cdc.outbox.table import check_columns, create_sql
+from cdc.pipeline import continuity
+from cdc.position import Existing, Fingerprint, Lsn, Position, time_text
+from cdc.postgres.catalog import LiveCatalog
+from cdc.postgres.link import PqLink
+from cdc.postgres.server import Server
+from cdc.postgres.slot import Administration, NewSlot, Table
+
+Say = Callable[[str], None]
+
+OLDEST_SERVER = 140_000
+"""PostgreSQL 14: the first whose pgoutput has the options that we use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What init is asked for."""
+
+    pipeline: str
+    slot: str
+    publication: str
+    table: Table
+    mapping: OutboxMapping
+    dsn: str
+    admin_dsn: str
+    application_name: str
+    create: Create | None
+    static_topics: tuple[str, ...]
+    create_table: bool
+    existing: Literal["skip"] | None
+
+
+def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say) -> Position:
+    """Create what is missing and return the position; raises what `cdc run` would raise for what is wrong."""
+    administration = Administration(plan.admin_dsn, plan.application_name)
+    catalog = LiveCatalog(plan.admin_dsn, plan.application_name)
+    try:
+        check_server(catalog)
+        if administration.ensure_role(plan.dsn, plan.table):
+            say("created the pipeline's role")
+        _ensure_table(plan, administration, catalog, say)
+        _ensure_topics(plan, publisher, say)
+        position, cluster = publisher.peek()
+        if position is not None and position.pending is None:
+            server = _identify(plan, catalog)
+            continuity.prove(continuity.Evidence(plan.pipeline, plan.slot, server, cluster, position))
+            say(f"pipeline {plan.pipeline!r} exists already, at {position.end_lsn}; nothing was changed")
+            return position
+        return _genesis(plan, administration, catalog, publisher, position, cluster, now_us, say)
+    finally:
+        administration.close()
+        catalog.close()
+
+
+def check_server(catalog: LiveCatalog) -> None:
+    """Refuse a server on which no slot can be made; raises PostgresRefused."""
+    if int(catalog.setting("server_version_num")) < OLDEST_SERVER:
+        raise PostgresRefused(f"the server is PostgreSQL {catalog.setting('server_version')}", "use PostgreSQL 14 or newer")
+    if catalog.setting("wal_level") != "logical":
+        msg = f"wal_level is {catalog.setting('wal_level')!r}: the log holds no rows"
+        raise PostgresRefused(msg, "set wal_level = logical in postgresql.conf and restart PostgreSQL")
+
+
+def _ensure_table(plan: Plan, administration: Administration, catalog: LiveCatalog, say: Say) -> None:
+    columns = catalog.columns(plan.table.schema, plan.table.name)
+    if columns is None and plan.create_table:
+        administration.execute(create_sql(plan.table, plan.mapping))
+        say(f"created table {plan.table}")
+        columns = catalog.columns(plan.table.schema, plan.table.name)
+    check_columns(plan.table, columns, plan.mapping)
+
+
+def _ensure_topics(plan: Plan, publisher: KafkaPublisher, say: Say) -> None:
+    if plan.create is not None and not publisher.positions.exists(_nothing):
+        publisher.positions.create(plan.create.replication_factor, plan.create.min_insync_replicas, _nothing)
+        say(f"created topic {publisher.positions.topic}")
+    publisher.positions.verify(_nothing)
+    publisher.require(plan.static_topics, _nothing)
+
+
+def _genesis(  # noqa: PLR0913 - both ends and what is known of them
+    plan: Plan,
+    administration: Administration,
+    catalog: LiveCatalog,
+    publisher: KafkaPublisher,
+    pending: Position | None,
+    cluster: str,
+    now_us: int,
+    say: Say,
+) -> Position:
+    slot = catalog.slot(plan.slot)
+    if slot is not None and pending is None:
+        msg = f"slot {plan.slot!r} exists but the position topic holds no position of pipeline {plan.pipeline!r}"
+        raise ContinuityError(msg, "point to the right Kafka and position topic, or drop the slot if it is nobody's")
+    if plan.existing is None:
+        _refuse_rows(plan, administration)
+    server = _identify(plan, catalog)
+    position = Position(
+        pipeline=plan.pipeline,
+        generation=0,
+        system_id=server.system_id,
+        timeline_history=server.timeline_history,
+        slot=plan.slot,
+        publication_fingerprint=Fingerprint(0, 0, (), Lsn(0)),
+        kafka_cluster_id=cluster,
+        end_lsn=Lsn(0),
+        commit_time_us=now_us,
+        witness="none",
+        message_prefix=None,
+        existing=Existing("none", ""),
+        pending=time_text(now_us),
+    )
+    publisher.recover(_nothing)
+    publisher.commit(position, _nothing)
+    if slot is not None:
+        administration.drop_slot(plan.slot)
+    if administration.ensure_publication(plan.publication, plan.table):
+        say(f"created publication {plan.publication!r} for inserts into {plan.table}")
+    say(f"creating slot {plan.slot!r}; it waits for transactions that are open now")
+    made = administration.create_slot(plan.slot, plan.table)
+    if made.rows_before and plan.existing is None:
+        administration.drop_slot(plan.slot)
+        _refuse_rows(plan, administration)
+    position = _first_position(plan, catalog, position, made)
+    publisher.commit(position, _nothing)
+    say(f"created slot {plan.slot!r}; pipeline {plan.pipeline!r} begins at {position.end_lsn}")
+    return position
+
+
+def _first_position(plan: Plan, catalog: LiveCatalog, pending: Position, made: NewSlot) -> Position:
+    fingerprint = catalog.publication(plan.publication, made.consistent_point)
+    if fingerprint is None:
+        raise PostgresRefused(f"publication {plan.publication!r} was dropped meanwhile", "run `cdc init` again")
+    return replace(
+        pending,
+        publication_fingerprint=fingerprint,
+        end_lsn=made.consistent_point,
+        existing=Existing("skip" if made.rows_before else "none", made.snapshot),
+        pending=None,
+    )
+
+
+def _refuse_rows(plan: Plan, administration: Administration) -> None:
+    [(rows,)] = administration.execute(f"SELECT EXISTS (SELECT FROM {plan.table})")  # noqa: S608 - quoted by Table
+    if rows:
+        msg = f"table {plan.table} has rows that the slot will not stream"
+        raise ConfigurationError(msg, "say what becomes of them: cdc init --existing skip")
+
+
+def _identify(plan: Plan, catalog: LiveCatalog) -> Server:
+    link = PqLink(plan.dsn, plan.application_name, 60.0)
+    try:
+        system_id, history, _ = link.identify()
+        return catalog.server(plan.slot, plan.publication, system_id, history, link.backend_pid)
+    finally:
+        link.close()
+
+
+def _nothing() -> None:
+    """Nobody has to be kept waiting."""

@@ -1,0 +1,78 @@
+"""`cdc init`: create what the pipeline needs, or print it for a DBA."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from cdc import app
+from cdc.audit.init import Plan, init as make
+from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
+from cdc.cli.output import print_json, say
+from cdc.cli.patience import within
+from cdc.errors import ConfigurationError
+from cdc.outbox.table import create_sql
+from cdc.postgres.slot import publication_sql, role_sql
+from cdc.settings import Settings
+
+
+def init(
+    config: Config = None,
+    sets: Sets = None,
+    create_table: Annotated[bool, typer.Option("--create-table", help="Make the outbox table if it does not exist.")] = False,
+    existing: Annotated[
+        str | None, typer.Option(metavar="skip", help="What becomes of the rows that the table has: skip leaves them out.")
+    ] = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Print what a DBA must run, and do nothing.")] = False,
+    timeout_s: Timeout = TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Create what the pipeline needs: role, publication, slot, topics, genesis position. Safe to run again."""
+    settings = settings_from(config, sets)
+    if existing not in (None, "skip"):
+        msg = f"--existing {existing} is not available in this version"
+        raise ConfigurationError(msg, "use --existing skip")
+    plan = _plan(settings, create_table=create_table, skip=existing == "skip")
+    if sql:
+        print(_sql(settings, plan))
+        return
+    publisher = app.publisher(settings)
+    try:
+        position = within(timeout_s, lambda: make(plan, publisher, time.time_ns() // 1000, say))
+    finally:
+        publisher.close()
+    if as_json:
+        print_json({"pipeline": settings.name, "slot": plan.slot, "publication": plan.publication, "end_lsn": str(position.end_lsn)})
+
+
+def _plan(settings: Settings, *, create_table: bool, skip: bool) -> Plan:
+    return Plan(
+        pipeline=settings.name,
+        slot=settings.postgres.slot,
+        publication=settings.postgres.publication,
+        table=app.table(settings),
+        mapping=app.mapping(settings),
+        dsn=app.dsn(settings),
+        admin_dsn=(settings.postgres.admin_dsn or settings.postgres.dsn).get_secret_value(),
+        application_name=app.application_name(settings),
+        create=app.create(settings),
+        static_topics=tuple(app.static_topics(settings)),
+        create_table=create_table,
+        existing="skip" if skip else None,
+    )
+
+
+def _sql(settings: Settings, plan: Plan) -> str:
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - only here
+
+    target = conninfo_to_dict(app.dsn(settings))
+    lines = [
+        "-- postgresql.conf needs wal_level = logical. Run this as the owner of the table, or as a superuser;",
+        "-- then `cdc init` as the pipeline's role makes the slot, the topics and the first position.",
+        *([create_sql(plan.table, plan.mapping)] if plan.create_table else []),
+        *role_sql(str(target.get("user") or "cdc"), str(target.get("dbname") or settings.name), plan.table),
+        publication_sql(plan.publication, plan.table),
+    ]
+    return "\n".join(line if line.startswith("--") else line + ";" for line in lines)

@@ -1,0 +1,28 @@
+"""Commands for people give up after a while; what is not there yet is tried again until then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from cdc.errors import KafkaRefused, PostgresRefused, Retriable
+
+Answer = TypeVar("Answer")
+
+PAUSE_S = 0.5
+
+
+def within(timeout_s: float, attempt: Callable[[], Answer]) -> Answer:
+    """Return the answer of `attempt`, tried again while it is Retriable; then refused in the name of who did not answer."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return attempt()
+        except Retriable as error:
+            if time.monotonic() >= deadline:
+                what = f"gave up after {timeout_s:.0f} s: {error.what}"
+                if "PostgreSQL" in error.what or "replication" in error.what:
+                    raise PostgresRefused(what, error.fix or "start the server, or correct postgres.dsn") from error
+                raise KafkaRefused(what, error.fix or 'start the broker, or correct kafka."bootstrap.servers"') from error
+        time.sleep(PAUSE_S)
