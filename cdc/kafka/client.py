@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
@@ -27,6 +28,35 @@ Client = TypeVar("Client")
 Answer = TypeVar("Answer")
 
 LOG = logging.getLogger("cdc.kafka")
+
+REPEATED_S = 30.0
+"""How often librdkafka may say the same kind of thing; while a broker is away it would say it every second."""
+
+
+class Seldom(logging.Filter):
+    """Lets librdkafka's lines through as warnings at most, and each kind of line once in REPEATED_S.
+
+    What it calls critical, such as a fenced producer, is daily work here: what matters is raised as an exception.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Decide about one line; its first word tells its kind."""
+        if record.levelno > logging.WARNING:
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        kind, now = record.getMessage().split(" ", 1)[0], self._clock()
+        if now - self._last.get(kind, -REPEATED_S) < REPEATED_S:
+            return False
+        self._last[kind] = now
+        return True
+
+
+LIBRARY = logging.getLogger("cdc.kafka.librdkafka")
+LIBRARY.addFilter(Seldom(time.monotonic))
 
 PAUSE_S = 0.003
 """Longest time without a call of `waiting`; an answer that comes ends the pause at once."""
@@ -66,7 +96,7 @@ class Notes:
 def make(kind: Callable[..., Client], properties: Properties, notes: Notes) -> Client:
     """Create a client; a property that librdkafka does not take is a ConfigurationError."""
     try:
-        return kind({**properties, "error_cb": notes}, logger=LOG)
+        return kind({**properties, "error_cb": notes}, logger=LIBRARY)
     except KafkaException as error:
         fault = fault_of(error.args[0])
         msg = f"the kafka table of the settings is not accepted: {fault.text}"

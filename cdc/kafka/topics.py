@@ -32,7 +32,11 @@ from cdc.kafka.properties import Properties
 CREATION_PATIENCE_S = 10.0
 """How long a new topic may take until every broker that we ask knows it."""
 
-CREATION_PAUSE_S = 0.05
+LEADER_PATIENCE_S = 5.0
+"""How long a partition may have no leader that answers: a new topic's for a moment, any while leadership moves."""
+
+PAUSE_S = 0.05
+"""Time between two questions for what comes by itself."""
 
 MISSING = frozenset({Code.UNKNOWN_TOPIC_OR_PART, Code.UNKNOWN_TOPIC})
 
@@ -170,6 +174,16 @@ class Topics:
 
     def offsets(self, partitions: Mapping[TopicPartition, OffsetSpec], isolation: Any, waiting: Waiting) -> list[int]:  # noqa: ANN401 - an enum without a public stub
         """Ask the partitions' leaders for offsets (ListOffsets), in the order of `partitions`."""
+        deadline = self._clock() + LEADER_PATIENCE_S
+        while True:
+            try:
+                return self._offsets(partitions, isolation, waiting)
+            except Retriable:
+                if self._clock() >= deadline:
+                    raise
+                self._pause(waiting)
+
+    def _offsets(self, partitions: Mapping[TopicPartition, OffsetSpec], isolation: Any, waiting: Waiting) -> list[int]:  # noqa: ANN401 - see above
         futures = self._client().list_offsets(dict(partitions), isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
         doing = f"asking for the offsets of {', '.join(sorted({partition.topic for partition in partitions}))}"
         return [self._answer(futures[partition], waiting, doing).offset for partition in partitions]
@@ -199,7 +213,7 @@ class Topics:
             return fault
 
     def _pause(self, waiting: Waiting) -> None:
-        until = self._clock() + CREATION_PAUSE_S
+        until = self._clock() + PAUSE_S
         while self._clock() < until:
             waiting()
             time.sleep(0.003)

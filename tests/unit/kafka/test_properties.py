@@ -1,6 +1,7 @@
 """Properties pass through, except those that the guarantee rests on; each client gets what suits it."""
 
 import logging
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -13,6 +14,7 @@ from cdc.kafka.properties import (
     LOCKED_PROPERTIES,
     PRODUCER_ONLY,
     SECRETS,
+    Properties,
     admin_properties,
     client_properties,
     consumer_properties,
@@ -86,11 +88,12 @@ def test_every_client_gets_only_what_suits_it() -> None:
 def test_librdkafka_takes_them_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     kafka = client_properties(NOWHERE | {"linger.ms": 20, "fetch.min.bytes": 7})
     with caplog.at_level(logging.DEBUG, "cdc.kafka"):
-        for kind, properties in (
+        kinds: list[tuple[Any, Properties]] = [
             (Producer, producer_properties(kafka, "shop")),
             (AdminClient, admin_properties(kafka, "shop")),
             (Consumer, consumer_properties(kafka, "shop")),
-        ):
+        ]
+        for kind, properties in kinds:
             client = make(kind, properties, Notes())
             client.poll(0.01)
     assert [line for line in caplog.messages if "CONFWARN" in line] == []
