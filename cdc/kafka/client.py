@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from cdc.errors import CdcError, ConfigurationError, KafkaRefused
-from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
+from cdc.errors import CdcError, ConfigurationError, KafkaRefused, Retriable
+from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.properties import Properties
 
 Waiting = Callable[[], None]
@@ -72,6 +72,15 @@ class Polled(Protocol):
         """Hand over what is there."""
 
 
+UNKNOWN_TO_BROKER = frozenset(
+    {Code.AUTHENTICATION, Code.SASL_AUTHENTICATION_FAILED, Code.UNSUPPORTED_SASL_MECHANISM, Code.ILLEGAL_SASL_STATE}
+)
+"""Errors that only a client's event tells, while its requests merely time out: the broker does not know us."""
+
+AWAY_S = 2.0
+"""How long every broker may be out of reach before a request is given up; it has not been sent to anybody by then."""
+
+
 class Notes:
     """What a client reported on its own, from whichever thread: the last error, and the last refusal for good."""
 
@@ -83,8 +92,7 @@ class Notes:
         """Take an error event (librdkafka's error_cb)."""
         fault = fault_of(error)
         self.last = fault
-        # A group is nothing that cdc uses: a consumer with offsets of its own asks for its coordinator all the same.
-        if fault.code != Code.GROUP_AUTHORIZATION_FAILED and remedy(fault, transactional=False) is Remedy.EXIT:
+        if fault.code in UNKNOWN_TO_BROKER:
             self.refusal = fault
 
     def check(self, doing: str) -> None:
@@ -115,6 +123,7 @@ def raised(error: KafkaException, doing: str, *, transactional: bool) -> CdcErro
 
 def answer(future: Future[Answer], client: Polled, notes: Notes, waiting: Waiting, doing: str) -> Answer:
     """Wait for an administrative request, which ends by its own timeout; its error is raised as KafkaException."""
+    began = time.monotonic()
     while True:
         try:
             return future.result(timeout=PAUSE_S)
@@ -122,6 +131,9 @@ def answer(future: Future[Answer], client: Polled, notes: Notes, waiting: Waitin
             client.poll(0)
             notes.check(doing)
             waiting()
+        if notes.last is not None and notes.last.code == Code.ALL_BROKERS_DOWN and time.monotonic() - began >= AWAY_S:
+            msg = f"no Kafka broker can be reached, while {doing} ({notes.last.text})"
+            raise Retriable(msg)
 
 
 def unanswered(fault: Fault, notes: Notes, doing: str) -> CdcError:

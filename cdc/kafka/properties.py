@@ -98,6 +98,12 @@ QUEUE_MESSAGES = 20_000
 LINGER_MS = 1
 """How long a batch waits for company. A commit flushes at once, so it only shapes batches inside a large transaction."""
 
+QUEUED_KBYTES = 16_384
+"""What may wait inside a consumer; librdkafka's own default is 64 MB."""
+
+QUEUED_MESSAGES = 10_000
+"""Records that a consumer keeps ready for each partition."""
+
 RECONNECT_MAX_MS = 1_000
 """Longest pause before a lost broker is tried again, so that a restarted one is found within a second."""
 
@@ -189,6 +195,8 @@ def consumer_properties(kafka: Mapping[str, object], name: str) -> Properties:
         "reconnect.backoff.max.ms": RECONNECT_MAX_MS,
         "fetch.wait.max.ms": 10,
         "fetch.error.backoff.ms": 50,
+        "queued.max.messages.kbytes": QUEUED_KBYTES,
+        "queued.min.messages": QUEUED_MESSAGES,
     }
     return (
         defaults

@@ -28,9 +28,6 @@ WAIT_S = 0.1
 PATIENCE_S = 30.0
 """How long nothing at all may come before the broker counts as lost; aborted records count as nothing."""
 
-QUEUED_KBYTES = 16_384
-"""What may wait inside the consumer, over all partitions of one topic; librdkafka's own default is 64 MB."""
-
 
 class Seen(NamedTuple):
     """One committed record, where it lies and when it was made."""
@@ -54,8 +51,7 @@ class Subscriber:
     def __init__(self, *, name: str, kafka: Mapping[str, object], clock: Callable[[], float] = time.monotonic) -> None:
         checked = client_properties(kafka)
         self.topics = Topics(admin_properties(checked, name), clock)
-        bounded = {"queued.max.messages.kbytes": QUEUED_KBYTES, "queued.min.messages": 10_000, "fetch.wait.max.ms": 100}
-        self._properties = consumer_properties({**bounded, **checked}, name)
+        self._properties = consumer_properties({"fetch.wait.max.ms": 100, **checked}, name)
         self._clock = clock
 
     def __repr__(self) -> str:

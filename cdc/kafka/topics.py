@@ -192,6 +192,8 @@ class Topics:
         if self._admin is None:
             self._notes = Notes()
             self._admin = make(AdminClient, self._properties, self._notes)
+        # What it said before this request is no reason to give this one up.
+        self._notes.last = None
         return self._admin
 
     def _answer(self, future: Future[Any], waiting: Waiting, doing: str) -> Any:  # noqa: ANN401 - the request's own type
@@ -202,8 +204,12 @@ class Topics:
 
     def _try(self, future: Future[Any], waiting: Waiting, doing: str) -> Any:  # noqa: ANN401 - the request's own type
         """Return the answer, or the Fault that the broker gave instead; raise when the broker could not be asked."""
+        assert self._admin is not None, "a request was made"
         try:
-            return answer(future, self._client(), self._notes, waiting, doing)
+            return answer(future, self._admin, self._notes, waiting, doing)
+        except Retriable:
+            self.close()
+            raise
         except KafkaException as error:
             fault = fault_of(error.args[0])
             if remedy(fault, transactional=False) is Remedy.REPEAT:

@@ -32,7 +32,7 @@ def test_nothing_is_louder_than_a_warning() -> None:
     assert (loud.levelname, quiet.levelname) == ("WARNING", "DEBUG")
 
 
-def test_a_refusal_is_noted_and_a_group_is_not() -> None:
+def test_a_broker_that_does_not_know_us_is_noted() -> None:
     notes = Notes()
     notes(KafkaError(Code.TRANSPORT))
     notes(KafkaError(Code.GROUP_AUTHORIZATION_FAILED))
