@@ -13,10 +13,11 @@ from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
 from cdc.observe.observer import PipelineObserver
-from cdc.outbox.router import OutboxMapping, Router, placeholders
+from cdc.outbox.mapping import OutboxMapping, placeholders
+from cdc.outbox.router import Router
 from cdc.pipeline.ports import Waiting
 from cdc.pipeline.relay import Policy, Relay
-from cdc.pipeline.supervisor import Identity, State, Supervisor
+from cdc.pipeline.supervisor import Identity, Supervisor
 from cdc.position import Position
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import Link, PqLink

@@ -14,7 +14,7 @@ from typing import Literal
 from cdc.errors import ConfigurationError, ContinuityError, PostgresRefused
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
-from cdc.outbox.router import OutboxMapping
+from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.table import check_columns, create_sql
 from cdc.pipeline import continuity
 from cdc.position import Existing, Fingerprint, Lsn, Position, time_text
@@ -27,6 +27,10 @@ Say = Callable[[str], None]
 
 OLDEST_SERVER = 140_000
 """PostgreSQL 14: the first whose pgoutput has the options that we use."""
+
+
+IDENTIFY_TIMEOUT_S = 60.0
+"""wal_sender_timeout of the short connection that asks who the server is; it never streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +51,34 @@ class Plan:
     existing: Literal["skip"] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Both ends, and whom to tell what was done."""
+
+    plan: Plan
+    administration: Administration
+    catalog: LiveCatalog
+    publisher: KafkaPublisher
+    say: Say
+
+
 def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say) -> Position:
     """Create what is missing and return the position; raises what `cdc run` would raise for what is wrong."""
-    administration = Administration(plan.admin_dsn, plan.application_name)
+    administration = Administration(plan.admin_dsn, plan.dsn, plan.application_name)
     catalog = LiveCatalog(plan.admin_dsn, plan.application_name)
+    ends = _Ends(plan, administration, catalog, publisher, say)
     try:
         check_server(catalog)
         if administration.ensure_role(plan.dsn, plan.table):
             say("created the pipeline's role")
-        _ensure_table(plan, administration, catalog, say)
-        _ensure_topics(plan, publisher, say)
+        _ensure_table(ends)
+        _ensure_topics(ends)
         position, cluster = publisher.peek()
-        if position is not None and position.pending is None:
-            server = _identify(plan, catalog)
-            continuity.prove(continuity.Evidence(plan.pipeline, plan.slot, server, cluster, position))
-            say(f"pipeline {plan.pipeline!r} exists already, at {position.end_lsn}; nothing was changed")
-            return position
-        return _genesis(plan, administration, catalog, publisher, position, cluster, now_us, say)
+        if position is None or position.pending is not None:
+            return _genesis(ends, position, cluster, now_us)
+        continuity.prove(continuity.Evidence(plan.pipeline, plan.slot, _identify(ends), cluster, position))
+        say(f"pipeline {plan.pipeline!r} exists already, at {position.end_lsn}; nothing was changed")
+        return position
     finally:
         administration.close()
         catalog.close()
@@ -78,41 +93,53 @@ def check_server(catalog: LiveCatalog) -> None:
         raise PostgresRefused(msg, "set wal_level = logical in postgresql.conf and restart PostgreSQL")
 
 
-def _ensure_table(plan: Plan, administration: Administration, catalog: LiveCatalog, say: Say) -> None:
-    columns = catalog.columns(plan.table.schema, plan.table.name)
+def _ensure_table(ends: _Ends) -> None:
+    plan = ends.plan
+    columns = ends.catalog.columns(plan.table.schema, plan.table.name)
     if columns is None and plan.create_table:
-        administration.execute(create_sql(plan.table, plan.mapping))
-        say(f"created table {plan.table}")
-        columns = catalog.columns(plan.table.schema, plan.table.name)
+        ends.administration.execute(create_sql(plan.table, plan.mapping))
+        ends.say(f"created table {plan.table}")
+        columns = ends.catalog.columns(plan.table.schema, plan.table.name)
     check_columns(plan.table, columns, plan.mapping)
 
 
-def _ensure_topics(plan: Plan, publisher: KafkaPublisher, say: Say) -> None:
-    if plan.create is not None and not publisher.positions.exists(_nothing):
-        publisher.positions.create(plan.create.replication_factor, plan.create.min_insync_replicas, _nothing)
-        say(f"created topic {publisher.positions.topic}")
-    publisher.positions.verify(_nothing)
-    publisher.require(plan.static_topics, _nothing)
+def _ensure_topics(ends: _Ends) -> None:
+    positions, create = ends.publisher.positions, ends.plan.create
+    if create is not None and not positions.exists(_nothing):
+        positions.create(create.replication_factor, create.min_insync_replicas, _nothing)
+        ends.say(f"created topic {positions.topic}")
+    positions.verify(_nothing)
+    ends.publisher.require(ends.plan.static_topics, _nothing)
 
 
-def _genesis(  # noqa: PLR0913 - both ends and what is known of them
-    plan: Plan,
-    administration: Administration,
-    catalog: LiveCatalog,
-    publisher: KafkaPublisher,
-    pending: Position | None,
-    cluster: str,
-    now_us: int,
-    say: Say,
-) -> Position:
-    slot = catalog.slot(plan.slot)
+def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -> Position:
+    plan, publisher, administration = ends.plan, ends.publisher, ends.administration
+    slot = ends.catalog.slot(plan.slot)
     if slot is not None and pending is None:
         msg = f"slot {plan.slot!r} exists but the position topic holds no position of pipeline {plan.pipeline!r}"
         raise ContinuityError(msg, "point to the right Kafka and position topic, or drop the slot if it is nobody's")
     if plan.existing is None:
-        _refuse_rows(plan, administration)
-    server = _identify(plan, catalog)
-    position = Position(
+        _refuse_rows(ends)
+    position = _pending(plan, _identify(ends), cluster, now_us)
+    publisher.recover(_nothing)
+    publisher.commit(position, _nothing)
+    if slot is not None:
+        administration.drop_slot(plan.slot)
+    if administration.ensure_publication(plan.publication, plan.table):
+        ends.say(f"created publication {plan.publication!r} for inserts into {plan.table}")
+    ends.say(f"creating slot {plan.slot!r}; it waits for transactions that are open now")
+    made = administration.create_slot(plan.slot, plan.table)
+    if made.rows_before and plan.existing is None:
+        administration.drop_slot(plan.slot)
+        _refuse_rows(ends)
+    position = _first_position(plan, ends.catalog, position, made)
+    publisher.commit(position, _nothing)
+    ends.say(f"created slot {plan.slot!r}; pipeline {plan.pipeline!r} begins at {position.end_lsn}")
+    return position
+
+
+def _pending(plan: Plan, server: Server, cluster: str, now_us: int) -> Position:
+    return Position(
         pipeline=plan.pipeline,
         generation=0,
         system_id=server.system_id,
@@ -127,21 +154,6 @@ def _genesis(  # noqa: PLR0913 - both ends and what is known of them
         existing=Existing("none", ""),
         pending=time_text(now_us),
     )
-    publisher.recover(_nothing)
-    publisher.commit(position, _nothing)
-    if slot is not None:
-        administration.drop_slot(plan.slot)
-    if administration.ensure_publication(plan.publication, plan.table):
-        say(f"created publication {plan.publication!r} for inserts into {plan.table}")
-    say(f"creating slot {plan.slot!r}; it waits for transactions that are open now")
-    made = administration.create_slot(plan.slot, plan.table)
-    if made.rows_before and plan.existing is None:
-        administration.drop_slot(plan.slot)
-        _refuse_rows(plan, administration)
-    position = _first_position(plan, catalog, position, made)
-    publisher.commit(position, _nothing)
-    say(f"created slot {plan.slot!r}; pipeline {plan.pipeline!r} begins at {position.end_lsn}")
-    return position
 
 
 def _first_position(plan: Plan, catalog: LiveCatalog, pending: Position, made: NewSlot) -> Position:
@@ -157,18 +169,20 @@ def _first_position(plan: Plan, catalog: LiveCatalog, pending: Position, made: N
     )
 
 
-def _refuse_rows(plan: Plan, administration: Administration) -> None:
-    [(rows,)] = administration.execute(f"SELECT EXISTS (SELECT FROM {plan.table})")  # noqa: S608 - quoted by Table
+def _refuse_rows(ends: _Ends) -> None:
+    plan = ends.plan
+    [(rows,)] = ends.administration.execute(f"SELECT EXISTS (SELECT FROM {plan.table})")  # noqa: S608 - quoted by Table
     if rows:
         msg = f"table {plan.table} has rows that the slot will not stream"
         raise ConfigurationError(msg, "say what becomes of them: cdc init --existing skip")
 
 
-def _identify(plan: Plan, catalog: LiveCatalog) -> Server:
-    link = PqLink(plan.dsn, plan.application_name, 60.0)
+def _identify(ends: _Ends) -> Server:
+    plan = ends.plan
+    link = PqLink(plan.dsn, plan.application_name, IDENTIFY_TIMEOUT_S)
     try:
         system_id, history, _ = link.identify()
-        return catalog.server(plan.slot, plan.publication, system_id, history, link.backend_pid)
+        return ends.catalog.server(plan.slot, plan.publication, system_id, history, link.backend_pid)
     finally:
         link.close()
 

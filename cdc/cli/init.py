@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from cdc import app
-from cdc.audit.init import Plan, init as make
+from cdc.audit.init import Plan
+from cdc.audit.init import init as make
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
 from cdc.cli.output import print_json, say
 from cdc.cli.patience import within

@@ -5,26 +5,21 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-from typing import Annotated
-
-import typer
 
 from cdc import app
-from cdc.cli.options import Config, Sets, settings_from
-from cdc.observe import logs
+from cdc.cli.options import Config, LogFormat, LogLevel, Sets, settings_from, start_logs
 from cdc.observe.http import HttpServer, create_app
-from cdc.settings import mask
 
 
 def run(
     config: Config = None,
     sets: Sets = None,
-    log_format: Annotated[str, typer.Option(metavar="auto|console|json", help="How log lines look.")] = "auto",
-    log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="From which level on.")] = "info",
+    log_format: LogFormat = "auto",
+    log_level: LogLevel = "info",
 ) -> None:
     """Run the pipeline, until SIGTERM."""
     settings = settings_from(config, sets)
-    logs.configure(log_format, log_level, scrub=mask)  # type: ignore[arg-type]  # checked by configure
+    start_logs(log_format, log_level)
     schemas = app.registry(settings)
     watch = app.observer(settings)
     stop = threading.Event()

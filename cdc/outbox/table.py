@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
-from cdc.outbox.router import OutboxMapping, locate
+from cdc.outbox.mapping import OutboxMapping, locate
 from cdc.postgres.catalog import TableColumn
 from cdc.postgres.slot import Table
 

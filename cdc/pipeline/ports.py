@@ -40,6 +40,12 @@ class Source(Protocol):
         Empty when none came in time. Raises Retriable when the link is lost.
         """
 
+    def watch(self) -> Server:
+        """Look at the server while streaming from it."""
+
+    def take_ignored(self) -> Mapping[str, int]:
+        """Return how many messages of each kind were decoded and not used since the last call."""
+
     @property
     def urgent(self) -> bool:
         """Whether the server waits for the position: it asked for a reply."""

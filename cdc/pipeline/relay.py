@@ -13,7 +13,7 @@ Rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -83,6 +83,7 @@ class Relay:
         self._held_bytes = 0
         self._held_dead = 0
         self._inside = False
+        self._topics: dict[str, tuple[int, int]] = {}
         self._routes: dict[str, Route] = {}
         self._routes_until = clock() + ROUTES_KEPT_S
         self._latest_ms = (wall() + CLOCK_STEP_S) * 1000
@@ -99,11 +100,7 @@ class Relay:
         """Take what the log has, hand it over, commit when it is time."""
         busy = self._batch.whole
         items = self._source.receive(0.0 if busy else IDLE_WAIT_S)
-        for item in items:
-            if isinstance(item, TransactionEnd):
-                self._end(item)
-            else:
-                self._row(item)
+        self._take(items)
         # An idle advance may be pending when a large transaction begins; a commit now would tear it.
         if not self._inside and self._batch.due(self._clock(), quiet=not items, urgent=self._source.urgent):
             self._commit()
@@ -115,38 +112,49 @@ class Relay:
         elif self._batch.opened_at is not None:
             self._publisher.abort(timeout_s)
 
-    def _row(self, row: Row) -> None:
-        record = self._record(row)
-        self._held.append(record)
-        self._held_bytes += len(record.value or b"")
-        if len(self._held) >= HELD_ROWS or self._held_bytes >= HELD_BYTES:
-            if self._batch.whole:
-                self._commit()
-            self._inside = True
-            self._produce()
+    def _take(self, items: Sequence[Row | TransactionEnd]) -> None:
+        """Turn rows into records that are held back, and ends into places; the hot path, so what it needs is local."""
+        routes, route_of, hold = self._routes, self._router.route, self._held.append
+        for item in items:
+            if isinstance(item, TransactionEnd):
+                self._end(item)
+                hold = self._held.append
+                continue
+            try:
+                record = route_of(item)
+                topic, key, value, headers, timestamp_ms, partition = record
+                route = routes.get(topic) or self._open(topic)
+                size = len(value) if value else 0
+                if (
+                    not key
+                    or partition >= 0
+                    or len(headers) > PLAIN_HEADERS
+                    or size + len(key) > route.max_message_bytes - PLAIN_BYTES
+                    or timestamp_ms > self._latest_ms
+                    or route.timestamp_before_ms is not None
+                ):
+                    fits(record, route, round(self._wall() * 1000))
+            except InvalidEvent as error:
+                record = self._invalid(item, error)
+                size = len(record.value or b"")
+            hold(record)
+            self._held_bytes += size
+            if self._held_bytes >= HELD_BYTES or len(self._held) >= HELD_ROWS:
+                self._outgrown()
+                hold = self._held.append
+
+    def _outgrown(self) -> None:
+        """A transaction is large: commit what came before it, then produce it as it is read."""
+        if self._batch.whole:
+            self._commit()
+        self._inside = True
+        self._produce()
 
     def _end(self, end: TransactionEnd) -> None:
         if self._held:
             self._produce()
         self._inside = False
         self._batch.end(end)
-
-    def _record(self, row: Row) -> Record:
-        try:
-            record = self._router.route(row)
-            route = self._routes.get(record.topic) or self._open(record.topic)
-            if (
-                len(record.headers) > PLAIN_HEADERS
-                or record.partition >= 0
-                or not record.key
-                or len(record.value or b"") + len(record.key) > route.max_message_bytes - PLAIN_BYTES
-                or record.timestamp_ms > self._latest_ms
-                or route.timestamp_before_ms is not None
-            ):
-                fits(record, route, round(self._wall() * 1000))
-        except InvalidEvent as error:
-            return self._invalid(row, error)
-        return record
 
     def _invalid(self, row: Row, error: InvalidEvent) -> Record:
         begin, _, ordinal, _ = row
@@ -187,6 +195,9 @@ class Relay:
         with self._own_clock():
             self._publisher.produce(records, self._waiting)
         self._batch.add(len(records) - dead, dead)
+        for topic, _, value, _, _, _ in records:
+            seen, size = self._topics.get(topic, _NOTHING)
+            self._topics[topic] = (seen + 1, size + len(value or b""))
 
     def _commit(self) -> None:
         batch, position, began = self._batch, self._batch.next(), self._clock()
@@ -195,6 +206,8 @@ class Relay:
         now = self._clock()
         opened_at = began if batch.opened_at is None else batch.opened_at
         self._observer.committed(position, batch.events, batch.dead_letters, now - opened_at)
+        self._observer.published(self._topics)
+        self._topics = {}
         batch.committed(position, began, now)
         self._source.confirm(position.end_lsn)
         if now >= self._routes_until:
@@ -226,3 +239,6 @@ class Relay:
 
     def _timed_out(self, elapsed: float) -> TransactionTimedOut:
         return TransactionTimedOut(self._batch.events, elapsed, self._publisher.transaction_timeout_s)
+
+
+_NOTHING = (0, 0)

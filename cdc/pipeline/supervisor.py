@@ -61,6 +61,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 STANDBY_POLL_S = 0.5
 """How often a standby looks whether the slot is free: the better part of a takeover's time."""
 
+WATCH_INTERVAL_S = 10.0
+"""How often continuity is looked at while streaming: what the log cannot show (a changed publication, a lost slot)."""
+
 FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 """Fenced so often while we hold the slot, somebody uses our transactional.id without it."""
 
@@ -160,21 +163,33 @@ class Supervisor:
         source.start(position)
         relay = self._relay(position, self._waiting)
         self._turn(State.STREAMING)
-        self._stream(relay, position)
+        self._stream(relay, position, cluster)
 
-    def _stream(self, relay: Relay, position: Position) -> None:
+    def _stream(self, relay: Relay, position: Position, cluster: str) -> None:
+        watch_at = self._clock() + WATCH_INTERVAL_S
         try:
             while not self._stopping():
                 relay.step()
                 self._observer.heartbeat()
                 if relay.position is not position:
                     self._attempt, self._patient = 0, False
+                if self._clock() >= watch_at:
+                    self._watch(relay.position, cluster)
+                    watch_at = self._clock() + WATCH_INTERVAL_S
         except StoppedByPolicy:
             self._source.finish()
             raise
         self._turn(State.STOPPING)
         relay.stop(self._grace_s)
         self._source.finish()
+
+    def _watch(self, position: Position, cluster: str) -> None:
+        """Look whether what was proved at the door still holds, and show where the slot stands."""
+        server = self._source.watch()
+        for kind, count in self._source.take_ignored().items():
+            self._observer.ignored(kind, count)
+        self._observer.server(server, position)
+        continuity.prove(continuity.Evidence(self._identity.pipeline, self._identity.slot, server, cluster, position))
 
     def _waiting(self) -> None:
         """Answer PostgreSQL while Kafka is waited for, and leave when the time to stop is over."""

@@ -1,5 +1,7 @@
-"""What the live catalog says, over one ordinary connection that is opened when needed and kept: the server, our slot, our
-publication, the outbox table. Never used to read rows of the log: those are described by the stream itself.
+"""What the live catalog says of the server, our slot, our publication and the outbox table.
+
+One ordinary connection, opened when it is needed and kept. Never used to read rows of the log: those are described by the
+stream itself.
 """
 
 from __future__ import annotations

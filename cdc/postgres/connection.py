@@ -52,6 +52,7 @@ def _connect(dsn: str, application_name: str, settings: dict[str, str], **extra:
         raise ConfigurationError(msg, "write it as postgresql://user@host:port/database") from error
     options = " ".join([str(own.pop("options", "") or ""), *(f"-c {name}={value}" for name, value in settings.items())])
     own.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    own.setdefault("tcp_user_timeout", CONNECT_TIMEOUT_S * 1000)
     for pinned in ("client_encoding", "application_name", "replication"):
         own.pop(pinned, None)
     conninfo = make_conninfo(

@@ -71,10 +71,10 @@ def role_sql(role: str, database: str, table: Table) -> list[str]:
 
 
 class Administration:
-    """What init does in the database, over one connection of a role that may."""
+    """What init does in the database: over a connection of a role that may, but the slot as the pipeline's own role."""
 
-    def __init__(self, dsn: str, application_name: str) -> None:
-        self._dsn = dsn
+    def __init__(self, dsn: str, replication_dsn: str, application_name: str) -> None:
+        self._replication_dsn = replication_dsn
         self._application_name = application_name
         self._connection = connect(dsn, application_name)
 
@@ -150,7 +150,7 @@ class Administration:
     @contextmanager
     def _new_slot(self, slot: str) -> Iterator[tuple[Lsn, str]]:
         """Make the slot on a replication connection; its snapshot lives as long as that connection is idle."""
-        replication: psycopg.Connection[Any] = connect_replication(self._dsn, self._application_name, SLOT_TIMEOUT_S)
+        replication: psycopg.Connection[Any] = connect_replication(self._replication_dsn, self._application_name, SLOT_TIMEOUT_S)
         try:
             command = f"CREATE_REPLICATION_SLOT {sql.Identifier(slot).as_string()} LOGICAL pgoutput EXPORT_SNAPSHOT"
             result = replication.pgconn.exec_(command.encode())

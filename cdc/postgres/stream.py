@@ -49,6 +49,7 @@ class ReplicationStream:
         self._clock = clock
         self._wall = wall
         self._link: Link | None = None
+        self._identity: tuple[str, tuple[tuple[int, Lsn], ...], Lsn] | None = None
         self._walsender: Walsender | None = None
         self._transactions: Transactions | None = None
         self._frames: list[bytes] = []
@@ -80,6 +81,7 @@ class ReplicationStream:
             slot = self._catalog.slot(self._slot)
             raise SlotBusy(self._slot, slot.active_pid if slot else None) from None
         self._walsender = Walsender(self._status_interval_s, self._clock())
+        self._identity = identity
         return self._see(link, identity)
 
     def start(self, position: Position) -> None:
@@ -103,6 +105,11 @@ class ReplicationStream:
         """See Source."""
         return self._walsender is not None and self._walsender.asked
 
+    def watch(self) -> Server:
+        """See Source."""
+        _, link = self._opened()
+        return self._see(link, self._identity)
+
     def confirm(self, lsn: Lsn) -> None:
         """See Source. The slot hears of it with the next status; one is sent here if an answer waits for it."""
         walsender, link = self._opened()
@@ -125,7 +132,7 @@ class ReplicationStream:
         """See Source."""
         if self._link is not None:
             self._link.close()
-        self._link = self._walsender = self._transactions = None
+        self._link = self._walsender = self._transactions = self._identity = None
         self._frames, self._buffered_bytes = [], 0
         self._catalog.close()
 

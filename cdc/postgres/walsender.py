@@ -37,6 +37,9 @@ REPLY_PATIENCE_S = 1.0
 SHUTDOWN_PATIENCE_S = 5.0
 """How long a server that shuts down may be held by a position that cannot advance; pg_ctl gives up after 60 s."""
 
+CONFIRM_INTERVAL_S = 0.2
+"""A confirmed position is told at most so often: soon enough for the slot to follow, rare enough not to be work."""
+
 _KEEPALIVE = struct.Struct(">QqB")
 _STATUS = struct.Struct(">cQQQqB")
 _XLOG_DATA, _PRIMARY_KEEPALIVE = b"wk"
@@ -49,6 +52,7 @@ class Walsender:
         self._interval_s = status_interval_s
         self._transactions: Transactions | None = None
         self._confirmed = Lsn(0)
+        self._told = Lsn(0)
         self._wal_end = Lsn(0)
         self._last_sent = now - status_interval_s
         self._last_received = now
@@ -113,10 +117,7 @@ class Walsender:
 
     def data_to_send(self, now: float, wall_us: int) -> bytes | None:
         """Return the StandbyStatusUpdate that is due; `wall_us` is Unix time in microseconds."""
-        asked = self._reply_due is not None and now >= self._reply_due
-        if not asked and now < self._last_sent + self._interval_s:
-            return None
-        return self.status(now, wall_us)
+        return self.status(now, wall_us) if now >= self.next_due() else None
 
     def status(self, now: float, wall_us: int) -> bytes:
         """Return a StandbyStatusUpdate; it asks for a reply when the server has been silent for an interval."""
@@ -124,12 +125,14 @@ class Walsender:
         if self._reply_due is None:
             self._early_questions, self._leave_at = 0, None
         self._last_sent, self._reply_due = now, None
-        lsn = self._confirmed
+        lsn = self._told = self._confirmed
         return _STATUS.pack(b"r", lsn, lsn, lsn, wall_us - POSTGRES_EPOCH_US, silent)
 
     def next_due(self) -> float:
         """The time at which `data_to_send` has something to send unless something happens before."""
         due = self._last_sent + self._interval_s
+        if self._told != self._confirmed:
+            due = min(due, self._last_sent + CONFIRM_INTERVAL_S)
         return due if self._reply_due is None else min(due, self._reply_due)
 
     def lost(self, now: float) -> bool:

@@ -1,0 +1,89 @@
+"""What the settings say of a row, and where a table keeps it: names and places, no values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cdc.errors import InvalidEvent
+
+KEYS = (
+    "id",
+    "aggregatetype",
+    "aggregateid",
+    "type",
+    "payload",
+    "schema_version",
+    "headers",
+    "occurred_at",
+    "topic",
+    "partition",
+    "traceparent",
+)
+"""What a row can say; each is a column of that name by default, as in Debezium's outbox event router."""
+
+REQUIRED = ("id", "aggregateid", "type", "payload")
+"""What every outbox must have; aggregatetype only if the topic's template names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMapping:
+    """How rows become records; see the [outbox], [schemas] and [topics] settings."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    route: str = "outbox.event.{aggregatetype}"
+    subject: str = "{type}"
+    source: str = "/"
+    tombstones: bool = True
+
+    def required(self) -> list[str]:
+        """Keys that must be found: what every outbox has, what the templates name, what the user mapped himself."""
+        named = {*placeholders(self.route), *placeholders(self.subject), *self.columns}
+        return [key for key in KEYS if key in REQUIRED or key in named]
+
+    def column(self, key: str) -> str:
+        """Return the name that a key is mapped to."""
+        return self.columns.get(key, key)
+
+
+class Located(NamedTuple):
+    """Where a relation keeps each key: a column's index, or a path into the payload; keys that it lacks are in neither."""
+
+    columns: dict[str, int]
+    paths: dict[str, tuple[str, ...]]
+
+
+def placeholders(template: str) -> list[str]:
+    """Return the keys that a template names, in order."""
+    return re.findall(r"\{(\w+)\}", template)
+
+
+def locate(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:
+    """Find every key among a table's columns; raises InvalidEvent("mapping") that names what is missing.
+
+    A mapped name is a column if the table has one of that name, else a path into the payload: its first part is "payload"
+    or the payload's column.
+    """
+    located = found(mapping, column_names)
+    for key in mapping.required():
+        if key not in located.columns and key not in located.paths:
+            msg = f"the table has no column {mapping.column(key)!r} for outbox.columns.{key}"
+            raise InvalidEvent("mapping", msg, "name the column in outbox.columns, or add it to the table")
+    return located
+
+
+def found(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:
+    """Find the keys that a table has."""
+    index = {name: i for i, name in enumerate(column_names)}
+    payload = mapping.column("payload")
+    located = Located({}, {})
+    for key in KEYS:
+        name = mapping.column(key)
+        first, *path = name.split(".")
+        if name in index:
+            located.columns[key] = index[name]
+        elif path and first in ("payload", payload) and payload in index:
+            located.paths[key] = tuple(path)
+    return located

@@ -1,0 +1,100 @@
+"""Read single values of a row, in PostgreSQL's text form or from JSON; what does not fit is an InvalidEvent without the value."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from cdc.errors import InvalidEvent
+
+RESERVED_HEADERS = re.compile(r"ce_.*|content-type|cdc\..*|__connect\.errors\..*", re.IGNORECASE)
+"""Header names that a row's own headers may not take: consumers trust them to be ours."""
+
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d+)?)(Z|[+-]\d\d(?::?\d\d)?)?")
+
+
+def null(key: str) -> InvalidEvent:
+    """Return the error of a value that must not be NULL."""
+    return InvalidEvent("mapping", f"the row has no {key}: outbox.columns.{key} is NULL or missing in the payload")
+
+
+def text(key: str, value: bytes | None) -> str:
+    """Return a value as text; client_encoding is UTF8, and the server checks it."""
+    if value is None:
+        raise null(key)
+    return value.decode()
+
+
+def number(key: str, value: bytes, reason: str) -> int:
+    """Return a whole number of zero or more."""
+    if not value.isdigit():
+        raise InvalidEvent(reason, f"outbox.columns.{key} is not a whole number of zero or more")
+    return int(value)
+
+
+def timestamptz(value: bytes) -> bytes:
+    """RFC 3339 from a column of type timestamptz, which the connection's settings give in ISO form and in UTC."""
+    if value[-3:] == b"+00" and value[4:5] == b"-":
+        return b"%bT%bZ" % (value[:10], value[11:-3])
+    return time(value)
+
+
+def time(value: bytes) -> bytes:
+    """RFC 3339 from any other column or from JSON; a time without offset is UTC."""
+    match = _TIME.fullmatch(value)
+    if match is None:
+        msg = "outbox.columns.occurred_at is not a finite time such as 2026-01-31T12:00:00Z"
+        raise InvalidEvent("mapping", msg)
+    day, clock, offset = match.groups()
+    if offset in (None, b"Z", b"+00"):
+        offset = b"Z"
+    elif len(offset) == len("+01"):
+        offset += b":00"
+    elif len(offset) == len("+0100"):
+        offset = offset[:3] + b":" + offset[3:]
+    return day + b"T" + clock + offset
+
+
+def own_headers(value: bytes) -> list[tuple[str, bytes | None]]:
+    """Read the row's own headers from a JSON object; what is not a string keeps its JSON form."""
+    try:
+        document = orjson.loads(value)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise InvalidEvent("mapping", "outbox.columns.headers is not a JSON object")
+    headers: list[tuple[str, bytes | None]] = []
+    for name, content in document.items():
+        if RESERVED_HEADERS.fullmatch(name):
+            msg = f"outbox.columns.headers has a reserved name at $.{name[:40]}"
+            raise InvalidEvent("mapping", msg, "ce_*, content-type and cdc.* are set by the pipeline")
+        if content is None:
+            headers.append((name, None))
+        else:
+            headers.append((name, content.encode() if isinstance(content, str) else orjson.dumps(content)))
+    return headers
+
+
+def parsed(payload: bytes | None) -> Any:  # noqa: ANN401 - JSON
+    """Return the payload as a document, for paths into it."""
+    if payload is None:
+        return None
+    try:
+        return orjson.loads(payload)
+    except ValueError:
+        raise InvalidEvent("schema", "the payload is not JSON") from None
+
+
+def followed(document: Any, path: tuple[str, ...], key: str) -> bytes | None:  # noqa: ANN401 - JSON
+    """Return what stands at a path of the payload, in text form."""
+    value = document
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode()
+    if key == "headers" or (isinstance(value, int) and not isinstance(value, bool)):
+        return orjson.dumps(value)
+    msg = f"$.{'.'.join(path)}: a string expected for outbox.columns.{key}, {type(value).__name__} came"
+    raise InvalidEvent("mapping", msg)
