@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from cdc.avro.examples import example
-from cdc.avro.schema import NO_DEFAULT, Record, label
+from cdc.avro.schema import NO_DEFAULT, Json, Record, label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,10 +59,10 @@ def _fields(version: Version) -> Iterator[str]:
             yield f"| {field.name} | {_cell(label(schema.resolve(field.type)))} | {_cell(default)} | {_cell(field.doc)} |"
 
 
-def asyncapi(registry: Registry, title: str) -> dict[str, Any]:
+def asyncapi(registry: Registry, title: str) -> dict[str, Json]:
     """Return the catalogue as an AsyncAPI 3.0 document: a channel for each topic, a message for each subject."""
-    channels: dict[str, Any] = {}
-    messages: dict[str, Any] = {}
+    channels: dict[str, Json] = {}
+    messages: dict[str, Json] = {}
     for subject in sorted(registry.subjects):
         settings, newest = registry.settings_of(subject), registry.latest(subject)
         messages[subject] = {
@@ -87,9 +87,7 @@ def asyncapi(registry: Registry, title: str) -> dict[str, Any]:
         "info": {"title": title, "version": str(max((v.id for v in registry.versions), default=0))},
         "defaultContentType": "application/avro",
         "channels": channels,
-        "operations": {
-            f"publish-{key}": {"action": "send", "channel": {"$ref": f"#/channels/{key}"}} for key in channels
-        },
+        "operations": {f"publish-{key}": {"action": "send", "channel": {"$ref": f"#/channels/{key}"}} for key in channels},
         "components": {"messages": messages},
     }
 
@@ -103,5 +101,5 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _json(value: Any, *, pretty: bool = True) -> str:
+def _json(value: Json, *, pretty: bool = True) -> str:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 if pretty else 0).decode()

@@ -96,9 +96,9 @@ class _Walk:
                 yield f"{path}: branch {name} removed"
         if [n for n in before if n in after] != [n for n in after if n in before]:
             yield f"{path}: the branches stand in another order"
-        for name in before:
+        for name, branch in before.items():
             if name in after:
-                yield from self.nodes(before[name], after[name], path)
+                yield from self.nodes(branch, after[name], path)
 
 
 def _enums(old: Enum, new: Enum, path: str) -> Iterator[str]:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from cdc.avro import values
+from cdc.avro.codegen_leaves import BULK, CONSTANTS, PRIMITIVES, logical
 from cdc.avro.defaults import field_default
-from cdc.avro.schema import NO_DEFAULT, Array, Enum, Fixed, Map, Primitive, Record, Ref, Schema, Union, walk
+from cdc.avro.schema import NO_DEFAULT, Array, Enum, Fixed, Json, Map, Primitive, Record, Ref, Schema, Union, walk
 from cdc.avro.unions import branches
-from cdc.avro.wire import COUNT, LARGE, LONG, SMALL, int32, long
+from cdc.avro.wire import long
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,20 +31,18 @@ MAX_INLINE_DEPTH: Final = 6
 MAX_PIECES: Final = 4
 """A branch of at most so many pieces is kept in variables; a longer one is joined on the spot."""
 
-_ABSENT: Final = object()
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Generated text that defines `encode`, and the objects that it names."""
 
     text: str
-    constants: dict[str, Any]
+    constants: dict[str, Json]
 
 
 def generate(schema: Schema, head: bytes) -> Source:
     """Write the encoder of `schema`; its output begins with `head`."""
-    writer = _Writer(schema)
+    writer = Writer(schema)
     pieces = writer.node(schema.root, "v", 0)
     main = _function("encode", writer.lines, [_literal(head), *pieces], ", COUNT=COUNT")
     text = "".join(writer.functions) + main
@@ -75,7 +73,7 @@ def _literal(data: bytes) -> str:
     return text if text.startswith("b'") else "b'" + "".join(f"\\x{octet:02x}" for octet in data) + "'"
 
 
-class _Writer:
+class Writer:
     """Lines written so far, at which indentation, and the names that they use."""
 
     def __init__(self, schema: Schema) -> None:
@@ -86,14 +84,7 @@ class _Writer:
         self.functions: list[str] = []
         self.named_functions: dict[str, str] = {}
         self.shared = {node.name for node in walk(schema.root) if isinstance(node, Ref)}
-        self.constants: dict[str, Any] = {
-            "COUNT": COUNT, "LONG": LONG, "long": long, "int32": int32, "join": b"".join, "ABSENT": _ABSENT,
-            "Misfit": values.Misfit, "Decimal": values.Decimal, "double": values.double, "float32": values.float32,
-            "DOUBLE": values.DOUBLE.pack, "INT_TYPES": {int}, "FLOAT_TYPES": {float}, "pack": values.struct.pack,
-            "decimal_bytes": values.decimal_bytes, "decimal_fixed": values.decimal_fixed, "uuid_text": values.uuid_text,
-            "uuid_fixed": values.uuid_fixed, "days": values.days, "time_of_day": values.time_of_day,
-            "instant": values.instant, "local_time": values.local_time, "duration": values.duration,
-        }  # fmt: skip
+        self.constants: dict[str, Json] = CONSTANTS.copy()
 
     def name(self, prefix: str) -> str:
         """Return a fresh local name."""
@@ -121,7 +112,7 @@ class _Writer:
             return [f"{self.function(self.schema.resolve(node), node.name)}({var}, COUNT)"]
         if depth > MAX_INLINE_DEPTH and isinstance(node, (Record, Array, Map, Union)):
             return [f"{self.function(node, None)}({var}, COUNT)"]
-        return _WRITERS[type(node)](self, node, var, depth)
+        return WRITERS[type(node)](self, node, var, depth)
 
     def function(self, node: Node, name: str | None) -> str:
         """Write `node` as a function of its own, once if it has a name."""
@@ -132,7 +123,7 @@ class _Writer:
             self.named_functions[name] = function
         outer = self.lines, self.indent
         self.lines, self.indent = [], ""
-        pieces = _WRITERS[type(node)](self, node, "v", 0)
+        pieces = WRITERS[type(node)](self, node, "v", 0)
         self.functions.append(_function(function, self.lines, pieces, ", COUNT"))
         self.lines, self.indent = outer
         return function
@@ -140,28 +131,8 @@ class _Writer:
     def primitive(self, node: Primitive, var: str, _depth: int) -> list[str]:
         """Write a primitive, or the logical type that stands on it."""
         if node.logical is not None:
-            return self.logical(node, var)
-        return _PRIMITIVES[node.type](self, var)
-
-    def logical(self, node: Primitive | Fixed, var: str) -> list[str]:
-        """Write a logical type as a call of its conversion."""
-        logical = node.logical
-        assert logical is not None, "only called for a logical type"
-        out = self.name("x")
-        family, _, unit = logical.name.rpartition("-")
-        if logical.name == "decimal" and isinstance(node, Fixed):
-            return [f"decimal_fixed({var}, {logical.precision}, {logical.scale}, {node.size})"]
-        if logical.name == "decimal":
-            self.add(f"{out} = decimal_bytes({var}, {logical.precision}, {logical.scale})")
-            return [f"COUNT[len({out})]", out]
-        if logical.name == "uuid":
-            return [f"uuid_fixed({var})"] if isinstance(node, Fixed) else ["b'H'", f"uuid_text({var})"]
-        if logical.name == "duration":
-            return [f"duration({var})"]
-        if logical.name == "date":
-            return [f"int32(days({var}))"]
-        function = {"time": "time_of_day", "timestamp": "instant", "local-timestamp": "local_time"}[family]
-        return [f"long({function}({var}, {unit!r}))"]
+            return logical(self, node, var)
+        return PRIMITIVES[node.type](self, var)
 
     def enum(self, node: Enum, var: str, _depth: int) -> list[str]:
         """Write an enum as a look-up of its symbol."""
@@ -171,7 +142,7 @@ class _Writer:
     def fixed(self, node: Fixed, var: str, _depth: int) -> list[str]:
         """Write a fixed: text of the characters 0 to 255, or bytes."""
         if node.logical is not None:
-            return self.logical(node, var)
+            return logical(self, node, var)
         out = self.octets(var)
         self.add(f"if len({out}) != {node.size}: raise Misfit")
         return [out]
@@ -224,46 +195,38 @@ class _Writer:
     def union(self, node: Union, var: str, depth: int, on_null: str = "") -> list[str]:
         """Write a chain of type tests, as `unions.branches` has decided it."""
         rule = branches(self.schema, node)
-        alternatives = _Alternatives(self)
-        word = "if"
         by_branch: dict[int, list[str]] = {}
         for kind, index in rule.plain.items():
             by_branch.setdefault(index, []).append(kind)
-        if any(len(kinds) > 1 or kinds[0] != "null" for kinds in by_branch.values()) and len(node.branches) > 2:
-            self.add(f"{(kind_var := self.name('t'))} = type({var})")
-        else:
-            kind_var = f"type({var})"
-        for index, kinds in sorted(by_branch.items(), key=lambda item: item[1] != ["null"]):
-            last_of_two = word == "elif" and len(by_branch) == 2 and not rule.ambiguous and self.proves(node.branches[index])
-            test = "else:" if last_of_two else f"{word} {_test(kinds, var, kind_var)}:"
-            with self.block(test):
+        alternatives = _Alternatives(self)
+        type_of = f"type({var})"
+        if len(by_branch) + rule.tagged > 2:  # noqa: PLR2004 - more than one test besides the one for null
+            self.add(f"{(name := self.name('t'))} = {type_of}")
+            type_of = name
+        order = sorted(by_branch.items(), key=lambda item: item[1] != ["null"])
+        word = "if"
+        for index, kinds in order:
+            branch = self.schema.resolve(node.branches[index])
+            # A record or a map refuses every other kind by itself, so the last of the chain needs no test.
+            closes = word == "elif" and index == order[-1][0] and not rule.tagged and isinstance(branch, (Record, Map))
+            with self.block("else:" if closes else f"{word} {_test(kinds, var, type_of)}:"):
                 pieces = [_literal(long(index))]
                 if kinds != ["null"]:
                     pieces += self.node(node.branches[index], var, depth + 1)
                 elif on_null:
                     self.add(on_null)
                 alternatives.end(pieces)
-            if last_of_two:
+            if closes:
                 return alternatives.pieces()
             word = "elif"
         if rule.tagged:
-            with self.block(f"{word} {kind_var} is dict:"):
+            with self.block(f"{word} {type_of} is dict:"):
                 self.tagged(node, var, rule.named, alternatives, depth)
-            word = "elif"
         with self.block("else:"):
             self.add("raise Misfit")
         return alternatives.pieces()
 
-    def proves(self, node: Node) -> bool:
-        """Whether the code of this type refuses every other kind by itself, so that no test is needed before it."""
-        node = self.schema.resolve(node)
-        return not isinstance(node, Union) and not (isinstance(node, Primitive) and node.type == "null") and not self.takes_tag(node)
-
-    def takes_tag(self, node: Node) -> bool:
-        """Whether an object would have to be read as a named branch beside this type."""
-        return not isinstance(node, (Record, Map))
-
-    def tagged(self, node: Union, var: str, named: Any, alternatives: _Alternatives, depth: int) -> None:
+    def tagged(self, node: Union, var: str, named: Json, alternatives: _Alternatives, depth: int) -> None:
         """Write the branches of an object that names its branch."""
         key, inner = self.name("k"), self.name("v")
         self.add(f"({key}, {inner}), = {var}.items()")
@@ -282,8 +245,8 @@ class _Writer:
         self.add(f"{out} = b'\\0'")
         with self.block(f"if {var}:"):
             items = node.items
-            if items in _BULK:
-                _BULK[items](self, out, var)
+            if items in BULK:
+                BULK[items](self, out, var)
             else:
                 element, parts = self.name("e"), self.name("p")
                 self.add(f"{parts} = [COUNT[len({var})]]")
@@ -318,7 +281,7 @@ class _Writer:
 class _Block:
     """An indented block; an empty one gets a `pass`."""
 
-    def __init__(self, writer: _Writer) -> None:
+    def __init__(self, writer: Writer) -> None:
         self.writer = writer
 
     def __enter__(self) -> None:
@@ -334,7 +297,7 @@ class _Block:
 class _Alternatives:
     """Branches of an `if` whose pieces must have the same names afterwards."""
 
-    def __init__(self, writer: _Writer) -> None:
+    def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.ends: list[tuple[int, str, list[str]]] = []
 
@@ -376,90 +339,12 @@ _TYPES: Final = {
 }
 
 
-def _null(writer: _Writer, var: str) -> list[str]:
-    writer.add(f"if {var} is not None: raise Misfit")
-    return []
-
-
-def _boolean(writer: _Writer, var: str) -> list[str]:
-    writer.add(f"if type({var}) is not bool: raise Misfit")
-    return [f"(b'\\1' if {var} else b'\\0')"]
-
-
-def _int(writer: _Writer, var: str) -> list[str]:
-    writer.add(f"if type({var}) is not int: raise Misfit")
-    return [f"LONG[{var}] if -{SMALL} <= {var} < {LARGE} else int32({var})"]
-
-
-def _long(writer: _Writer, var: str) -> list[str]:
-    writer.add(f"if type({var}) is not int: raise Misfit")
-    return [f"LONG[{var}] if -{SMALL} <= {var} < {LARGE} else long({var})"]
-
-
-def _float(_: _Writer, var: str) -> list[str]:
-    return [f"float32({var})"]
-
-
-def _double(_: _Writer, var: str) -> list[str]:
-    limit = values.EXACT_LIMIT
-    return [f"DOUBLE({var}) if type({var}) is float and -{limit!r} < {var} < {limit!r} else double({var})"]
-
-
-def _bytes(writer: _Writer, var: str) -> list[str]:
-    out = writer.octets(var)
-    return [f"COUNT[len({out})]", out]
-
-
-def _string(writer: _Writer, var: str) -> list[str]:
-    out = writer.name("s")
-    writer.add(f"{out} = {var}.encode()")
-    return [f"COUNT[len({out})]", out]
-
-
-def _longs(writer: _Writer, out: str, var: str) -> None:
-    _whole_numbers(writer, out, var, "long")
-
-
-def _ints(writer: _Writer, out: str, var: str) -> None:
-    _whole_numbers(writer, out, var, "int32")
-
-
-def _whole_numbers(writer: _Writer, out: str, var: str, function: str) -> None:
-    writer.add(f"if set(map(type, {var})) != INT_TYPES: raise Misfit")
-    each = f"LONG[e] if -{SMALL} <= e < {LARGE} else {function}(e)"
-    writer.add(f"{out} = COUNT[len({var})] + join([{each} for e in {var}]) + b'\\0'")
-
-
-def _doubles(writer: _Writer, out: str, var: str) -> None:
-    limit = values.EXACT_LIMIT
-    writer.add(f"if set(map(type, {var})) == FLOAT_TYPES and -{limit!r} < min({var}) and max({var}) < {limit!r}:")
-    writer.add(f"    {out} = COUNT[len({var})] + pack('<%dd' % len({var}), *{var}) + b'\\0'")
-    writer.add(f"else: {out} = COUNT[len({var})] + join([double(e) for e in {var}]) + b'\\0'")
-
-
-_BULK: Final[dict[Node, Callable[[_Writer, str, str], None]]] = {
-    Primitive("int"): _ints,
-    Primitive("long"): _longs,
-    Primitive("double"): _doubles,
-}
-
-_PRIMITIVES: Final[dict[str, Callable[[_Writer, str], list[str]]]] = {
-    "null": _null,
-    "boolean": _boolean,
-    "int": _int,
-    "long": _long,
-    "float": _float,
-    "double": _double,
-    "bytes": _bytes,
-    "string": _string,
-}
-
-_WRITERS: Final[dict[type, Callable[[_Writer, Any, str, int], list[str]]]] = {
-    Primitive: _Writer.primitive,
-    Enum: _Writer.enum,
-    Fixed: _Writer.fixed,
-    Record: _Writer.record,
-    Array: _Writer.array,
-    Map: _Writer.map,
-    Union: _Writer.union,
+WRITERS: Final[dict[type, Callable[[Writer, Json, str, int], list[str]]]] = {
+    Primitive: Writer.primitive,
+    Enum: Writer.enum,
+    Fixed: Writer.fixed,
+    Record: Writer.record,
+    Array: Writer.array,
+    Map: Writer.map,
+    Union: Writer.union,
 }

@@ -8,13 +8,15 @@ those. A value that no event can hold (an infinite time) stays what it is, a tex
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cdc.avro.encoder import exact_json
 from cdc.errors import InvalidEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from cdc.avro.schema import Json
 
 _SPECIAL: Final = ("NaN", "Infinity", "-Infinity")
 
@@ -28,7 +30,7 @@ ARRAYS: Final = {
 """Array types and their elements."""
 
 
-def value(oid: int, text: str) -> Any:
+def value(oid: int, text: str) -> Json:
     """Return the value of a column of the base type `oid`; an unknown type is a text. Raises InvalidEvent."""
     try:
         if oid in ARRAYS:
@@ -58,7 +60,7 @@ def _numeric(text: str) -> Decimal | str:
     return text if text in _SPECIAL else Decimal(text)
 
 
-def _array(text: str, decode: Callable[[str], Any]) -> list[Any]:
+def _array(text: str, decode: Callable[[str], Json]) -> list[Json]:
     """Read `{1,NULL,"a b",{..}}`; explicit bounds (`[2:3]={..}`) are left out."""
     start = text.index("{")
     items, end = _items(text, start + 1, decode)
@@ -68,8 +70,8 @@ def _array(text: str, decode: Callable[[str], Any]) -> list[Any]:
     return items
 
 
-def _items(text: str, at: int, decode: Callable[[str], Any]) -> tuple[list[Any], int]:
-    items: list[Any] = []
+def _items(text: str, at: int, decode: Callable[[str], Json]) -> tuple[list[Json], int]:
+    items: list[Json] = []
     while text[at] != "}":
         if text[at] == "{":
             inner, at = _items(text, at + 1, decode)
@@ -96,7 +98,7 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
     return "".join(parts), at + 1
 
 
-DECODERS: Final[dict[int, Callable[[str], Any]]] = {
+DECODERS: Final[dict[int, Callable[[str], Json]]] = {
     BOOL: _bool,
     BYTEA: _bytea,
     INT8: int,

@@ -26,12 +26,16 @@ PROMOTIONS: Final = {
     "long": ("long", "float", "double"),
     "float": ("float", "double"),
     "string": ("string", "bytes"),
-    "bytes": ("bytes", "string"),
+    "bytes": ("bytes",),
     "boolean": ("boolean",),
     "double": ("double",),
     "null": ("null",),
 }
-"""What a reader may ask for, by what was written (Avro specification, "Schema Resolution")."""
+"""What a reader may ask for, by what was written (Avro specification, "Schema Resolution"). Avro also reads bytes as a
+string, and fails at the first bytes that are not UTF-8: that is left out."""
+
+MEANING: Final = "so the same bytes would mean another value"
+"""How a reason ends that Avro's own rules do not see: it would read on, and get it wrong."""
 
 
 class Step(NamedTuple):
@@ -126,8 +130,8 @@ class _Comparison:
             if not problems:
                 return
             self.seen = seen
-            if self.alike(branch, writer):
-                nearest = problems
+            if self.alike(branch, writer) or all(problem.reason.endswith(MEANING) for problem in problems):
+                nearest = nearest or problems
         if nearest:
             yield from nearest
         else:
@@ -225,7 +229,7 @@ def _logicals(
     if old is not None and new is None and old.name == "uuid" and isinstance(reader, Primitive):
         return  # the text of a uuid is a text
     if promoted or old is None or new is None or not _same_meaning(new, old):
-        yield Incompatibility(steps, f"{label(writer)} became {label(reader)}, so the same bytes would mean another value")
+        yield Incompatibility(steps, f"{label(writer)} became {label(reader)}, {MEANING}")
 
 
 def _same_meaning(new: Logical, old: Logical) -> bool:

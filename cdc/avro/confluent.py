@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
 import orjson
@@ -23,7 +23,7 @@ from cdc.avro.compatibility import Versioned, breaches
 from cdc.avro.fingerprint import fingerprint
 from cdc.avro.parse import parse
 from cdc.avro.registry import DEFAULT_MODE, Version
-from cdc.avro.schema import Enum, Fixed, Record
+from cdc.avro.schema import Enum, Fixed, Json, Record
 from cdc.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,85 +105,85 @@ def _error(code: int, message: str) -> Answer:
     return Answer(status, orjson.dumps({"error_code": code, "message": message}))
 
 
-def _root(_: Call) -> Any:
+def _root(_: Call) -> Json:
     return {}
 
 
-def _types(_: Call) -> Any:
+def _types(_: Call) -> Json:
     return ["AVRO"]
 
 
-def _contexts(_: Call) -> Any:
+def _contexts(_: Call) -> Json:
     return ["."]
 
 
-def _mode(_: Call) -> Any:
+def _mode(_: Call) -> Json:
     return {"mode": "READONLY"}
 
 
-def _config(_: Call) -> Any:
+def _config(_: Call) -> Json:
     return {"compatibilityLevel": DEFAULT_MODE}
 
 
-def _subject_config(call: Call) -> Any:
+def _subject_config(call: Call) -> Json:
     return {"compatibilityLevel": _subject(call).mode}
 
 
-def _schemas(call: Call) -> Any:
+def _schemas(call: Call) -> Json:
     prefix, latest = call.query.get("subjectPrefix", ""), call.query.get("latestOnly") == "true"
     subjects = [_own(call.registry, name) for name in sorted(call.registry.subjects) if name.startswith(prefix)]
     return [_described(s, version) for s in subjects for version in (s.versions[-1:] if latest else s.versions)]
 
 
-def _subjects(call: Call) -> Any:
+def _subjects(call: Call) -> Json:
     prefix = call.query.get("subjectPrefix", "")
     return [name for name in sorted(call.registry.subjects) if name.startswith(prefix)]
 
 
-def _by_id(call: Call) -> Any:
+def _by_id(call: Call) -> Json:
     version = _version_of_id(call)
     return {"schema": version.text, "guid": str(version.guid), "id": version.id}
 
 
-def _text_by_id(call: Call) -> Any:
+def _text_by_id(call: Call) -> Json:
     return _version_of_id(call).schema.document
 
 
-def _versions_of_id(call: Call) -> Any:
+def _versions_of_id(call: Call) -> Json:
     version = _version_of_id(call)
     return [{"subject": version.subject, "version": version.number}]
 
 
-def _subjects_of_id(call: Call) -> Any:
+def _subjects_of_id(call: Call) -> Json:
     return [_version_of_id(call).subject]
 
 
-def _by_guid(call: Call) -> Any:
+def _by_guid(call: Call) -> Json:
     for version in call.registry.versions:
         if str(version.guid) == call.named[0].lower():
             return {"schema": version.text, "guid": str(version.guid), "id": version.id}
     raise _RefusalError(SCHEMA_NOT_FOUND, f"Schema {call.named[0]} not found")
 
 
-def _numbers(call: Call) -> Any:
+def _numbers(call: Call) -> Json:
     return list(range(1, len(_subject(call).versions) + 1))
 
 
-def _one(call: Call) -> Any:
+def _one(call: Call) -> Json:
     subject = _subject(call)
     return _described(subject, _numbered(subject, call.named[1]))
 
 
-def _text_of_one(call: Call) -> Any:
+def _text_of_one(call: Call) -> Json:
     return _numbered(_subject(call), call.named[1]).schema.document
 
 
-def _referenced_by(call: Call) -> Any:
+def _referenced_by(call: Call) -> Json:
     _numbered(_subject(call), call.named[1])
     return []  # shared types are written out, so no schema refers to another
 
 
-def _look_up(call: Call) -> Any:
+def _look_up(call: Call) -> Json:
     subject = _find(call.registry, call.named[0])
     schema = _posted(call)
     if subject is None and not call.named[0].endswith("-value"):
@@ -194,7 +194,7 @@ def _look_up(call: Call) -> Any:
     return _described(subject or Named(call.named[0], (found,), DEFAULT_MODE), found)
 
 
-def _register(call: Call) -> Any:
+def _register(call: Call) -> Json:
     subject = _find(call.registry, call.named[0])
     schema = _posted(call)
     found = _identical(call.registry, subject, schema)
@@ -207,19 +207,19 @@ def _register(call: Call) -> Any:
     raise _RefusalError(READ_ONLY, message)
 
 
-def _compatible_with_one(call: Call) -> Any:
+def _compatible_with_one(call: Call) -> Json:
     subject = _subject(call)
     against = (_numbered(subject, call.named[1]),)
     return _verdict(call, _problems(subject, _posted(call), against, subject.mode))
 
 
-def _compatible_with_all(call: Call) -> Any:
+def _compatible_with_all(call: Call) -> Json:
     subject = _subject(call)
     return _verdict(call, _problems(subject, _posted(call), subject.versions, subject.mode))
 
 
-def _verdict(call: Call, problems: list[str]) -> Any:
-    verdict: dict[str, Any] = {"is_compatible": not problems}
+def _verdict(call: Call, problems: list[str]) -> Json:
+    verdict: dict[str, Json] = {"is_compatible": not problems}
     if call.query.get("verbose", "").lower() == "true":
         verdict["messages"] = problems
     return verdict
@@ -230,7 +230,7 @@ def _problems(subject: Named, schema: Schema, against: tuple[Version, ...], mode
     return [str(breach) for breach in breaches(Versioned("the new schema", schema), earlier, mode)]
 
 
-def _described(subject: Named, version: Version) -> dict[str, Any]:
+def _described(subject: Named, version: Version) -> dict[str, Json]:
     return {
         "subject": subject.name,
         "version": subject.number(version),
@@ -317,7 +317,7 @@ def _other_names(registry: Registry, subject: str) -> set[str]:
     return names
 
 
-def _routes(table: dict[str, dict[str, Callable[[Call], Any]]]) -> tuple[tuple[re.Pattern[str], dict[str, Any]], ...]:
+def _routes(table: dict[str, dict[str, Callable[[Call], Json]]]) -> tuple[tuple[re.Pattern[str], dict[str, Json]], ...]:
     patterns = {"{id}": r"(\d{1,10})", "{s}": r"([^/]+)", "{v}": r"([^/]+)", "{guid}": r"([^/]+)"}
     compiled = []
     for path, methods in table.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import fastavro
 
@@ -17,6 +17,7 @@ from cdc.errors import InvalidEvent
 
 if TYPE_CHECKING:
     from cdc.avro.registry import Registry, Version
+    from cdc.avro.schema import Json
 
 HEADER_BYTES: Final = 5
 """The magic byte 0 and the schema id."""
@@ -47,16 +48,16 @@ class Decoder:
     def __init__(self, registry: Registry, versions: dict[str, int] | None = None) -> None:
         self.registry = registry
         self.versions = versions or {}
-        self._parsed: dict[int, Any] = {}
+        self._parsed: dict[int, Json] = {}
 
     def __repr__(self) -> str:
         return f"<Decoder {self.registry!r} reader={self.versions}>"
 
-    def decode(self, value: bytes | None) -> Any:
+    def decode(self, value: bytes | None) -> Json:
         """Decode a record's value; a tombstone (None) stays None."""
         return None if value is None else self.decode_with_version(value)[0]
 
-    def decode_with_version(self, value: bytes) -> tuple[Any, Version]:
+    def decode_with_version(self, value: bytes) -> tuple[Json, Version]:
         """Decode a record's value, and tell which version wrote it."""
         writer = self.version_of(value)
         reader_number = self.versions.get(writer.subject)
@@ -85,7 +86,7 @@ class Decoder:
             raise UnknownSchemaError(schema_id)
         return version
 
-    def _schema(self, version: Version) -> Any:
+    def _schema(self, version: Version) -> Json:
         parsed = self._parsed.get(version.id)
         if parsed is None:
             parsed = self._parsed[version.id] = fastavro.parse_schema(version.schema.document, named_schemas={})

@@ -8,9 +8,9 @@ belongs to its first branch. Anything that does not fit is a DefaultError.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cdc.avro.schema import NO_DEFAULT, Array, Enum, Field, Fixed, Map, Node, Primitive, Record, Ref, Schema, Union, label
+from cdc.avro.schema import NO_DEFAULT, Array, Enum, Field, Fixed, Json, Map, Node, Primitive, Record, Ref, Schema, Union, label
 from cdc.avro.wire import COUNTS, int32, long
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class DefaultError(ValueError):
     """The default does not fit; the message says where in it and why."""
 
 
-def encode_default(schema: Schema, node: Node, value: object) -> bytes:
+def encode_default(schema: Schema, node: Node, value: object) -> bytes:  # noqa: PLR0911 - one for each kind of type
     """Encode `value` as `node`, or raise DefaultError."""
     node = schema.resolve(node) if isinstance(node, Ref) else node
     if isinstance(node, Primitive):
@@ -115,7 +115,7 @@ _KINDS = {
     str: "a text", list: "a list", dict: "an object",
 }  # fmt: skip
 
-_WRITERS: dict[str, tuple[tuple[type, ...], Callable[[Any], bytes]]] = {
+_WRITERS: dict[str, tuple[tuple[type, ...], Callable[[Json], bytes]]] = {
     "null": ((type(None),), lambda _: b""),
     "boolean": ((bool,), lambda value: b"\1" if value else b"\0"),
     "int": ((int,), int32),

@@ -12,13 +12,13 @@ import json
 import struct
 from decimal import Decimal, InvalidOperation
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import orjson
 
 from cdc.avro.codegen import generate
 from cdc.avro.explain import problems
-from cdc.avro.schema import Fixed, Primitive, walk
+from cdc.avro.schema import Fixed, Json, Primitive, walk
 from cdc.avro.wire import COUNTS
 from cdc.errors import InvalidEvent
 
@@ -45,7 +45,7 @@ class Encoder:
         self.dataschema = f"{subject}/{version}"
         self._schema = schema
         self._exact = _needs_exact(schema)
-        self.parse: Callable[[bytes | str], Any] = exact_json if self._exact else orjson.loads
+        self.parse: Callable[[bytes | str], Json] = exact_json if self._exact else orjson.loads
         self._source = generate(schema, b"\0" + schema_id.to_bytes(4, "big"))
         self._body = _compiled(self._source.text, self._source.constants, self.dataschema)
 
@@ -60,15 +60,22 @@ class Encoder:
     def encode(self, payload: bytes | str) -> bytes:
         """Check a row's JSON text and return the Confluent wire format; raises InvalidEvent."""
         try:
-            return self._body(self.parse(payload))
+            value = self.parse(payload)
+            try:
+                return self._body(value)
+            except IndexError:  # a text or a list beyond the table of lengths
+                return self._body(value, COUNTS)
         except _REFUSALS:
             pass
         return self._slowly(self._parse_exactly(payload))
 
-    def encode_value(self, value: Any) -> bytes:
+    def encode_value(self, value: Json) -> bytes:
         """Do the same for a value that is parsed already: JSON's types, Decimal for exact numbers, bytes for bytes."""
         try:
-            return self._body(value)
+            try:
+                return self._body(value)
+            except IndexError:
+                return self._body(value, COUNTS)
         except _REFUSALS:
             pass
         return self._slowly(_exactly(value))
@@ -78,16 +85,16 @@ class Encoder:
         self.encode(payload)
         return payload
 
-    def _slowly(self, value: Any) -> bytes:
+    def _slowly(self, value: Json) -> bytes:
         found = problems(self._schema, value)
-        if not found:
-            try:
-                return self._body(value, COUNTS)
-            except _REFUSALS:
-                found = ["$: does not fit"]
-        self._refuse("; ".join(found))
+        if found:
+            self._refuse("; ".join(found))
+        try:
+            return self._body(value, COUNTS)
+        except _REFUSALS:
+            self._refuse("$: does not fit")
 
-    def _parse_exactly(self, payload: bytes | str) -> Any:
+    def _parse_exactly(self, payload: bytes | str) -> Json:
         try:
             orjson.loads(payload)
         except orjson.JSONDecodeError as error:
@@ -102,7 +109,7 @@ class Encoder:
         raise InvalidEvent("schema", f"{self.dataschema} {found}") from None
 
 
-def exact_json(payload: bytes | str) -> Any:
+def exact_json(payload: bytes | str) -> Json:
     """Read JSON with every digit: whole numbers as int, all others as Decimal; ValueError for what is not JSON."""
     return _EXACT.decode(payload if type(payload) is str else payload.decode())  # type: ignore[union-attr]
 
@@ -122,7 +129,7 @@ def _refuse_constant(text: str) -> NoReturn:
 _EXACT: Final = json.JSONDecoder(parse_float=_decimal, parse_constant=_refuse_constant)
 
 
-def _exactly(value: Any) -> Any:
+def _exactly(value: Json) -> Json:
     """Replace floats by what they are exactly, so that large ones are told from whole numbers that were rounded."""
     if type(value) is float and isfinite(value):
         return Decimal(value)
@@ -140,7 +147,7 @@ def _needs_exact(schema: Schema) -> bool:
     )
 
 
-def _compiled(source: str, constants: dict[str, Any], name: str) -> Callable[..., bytes]:
+def _compiled(source: str, constants: dict[str, Json], name: str) -> Callable[..., bytes]:
     module = dict(constants)
     exec(compile(source, f"<encoder of {name}>", "exec"), module)  # noqa: S102 - written by codegen from a checked schema
     encode: Callable[..., bytes] = module["encode"]

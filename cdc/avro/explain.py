@@ -8,10 +8,11 @@ what was expected and what kind of value came, and never the value. Keys of a ma
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
 
 from cdc.avro import values
-from cdc.avro.schema import NO_DEFAULT, Array, Enum, Fixed, Map, Primitive, Record, Union, branch_name, label
+from cdc.avro.schema import NO_DEFAULT, Array, Enum, Fixed, Json, Map, Primitive, Record, Union, branch_name, label
 from cdc.avro.unions import branches
 from cdc.avro.values import Misfit, kind_of
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 MAX_PROBLEMS: Final = 5
 """Sentences for one row; whoever repairs five learns of the next."""
+
+OCTET_MAX: Final = 255
+"""Bytes are written as text of the characters 0 to 255, as Avro writes defaults."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
@@ -83,15 +87,15 @@ def _check_logical(node: Primitive | Fixed, value: object) -> None:
         {"uuid": values.uuid_text, "date": values.days, "duration": values.duration}[unit](value)
 
 
-def _check_octets(value: object, size: int | None = None) -> None:
+def _check_octets(value: Json, size: int | None = None) -> None:
     if type(value) is str:
-        if any(ord(character) > 255 for character in value):  # noqa: PLR2004 - one octet
+        if any(ord(character) > OCTET_MAX for character in value):
             msg = "a text with characters beyond 255"
             raise Misfit(msg)
     elif type(value) is not bytes:
         raise Misfit(kind_of(value))
-    if size is not None and len(value) != size:  # type: ignore[arg-type]
-        msg = f"{len(value)} bytes"  # type: ignore[arg-type]
+    if size is not None and len(value) != size:
+        msg = f"{len(value)} bytes"
         raise Misfit(msg)
 
 
@@ -167,7 +171,7 @@ def _union(schema: Schema, node: Union, value: object, path: str) -> Iterator[st
         yield f"{path}: expected {label(node)}, came {kind_of(value)}"
 
 
-def _named(schema: Schema, node: Union, value: Any, path: str) -> Iterator[str]:
+def _named(schema: Schema, node: Union, value: Json, path: str) -> Iterator[str]:
     named = branches(schema, node).named
     choice = f"one of {', '.join(named)}"
     if len(value) != 1:
@@ -185,7 +189,7 @@ _JSON_KINDS: Final = {
     bool: "boolean",
     int: "integer",
     float: "number",
-    values.Decimal: "number",
+    Decimal: "number",
     str: "string",
     bytes: "bytes",
     list: "array",
@@ -203,7 +207,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "string": _check_text,
 }
 
-_WALKS: Final[dict[type, Callable[[Schema, Any, Any, str], Iterator[str]]]] = {
+_WALKS: Final[dict[type, Callable[[Schema, Json, Json, str], Iterator[str]]]] = {
     Primitive: _leaf,
     Enum: _leaf,
     Fixed: _leaf,

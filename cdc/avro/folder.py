@@ -16,22 +16,24 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from cdc.avro import lock as lock_file
 from cdc.avro.fingerprint import fingerprint
-from cdc.avro.parse import SharedType, definitions, parse
+from cdc.avro.parse import parse
 from cdc.avro.registry import Registry, Version
 from cdc.avro.review import Candidate
+from cdc.avro.shared import SharedType, definitions
 from cdc.avro.toml import read_settings
 from cdc.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from cdc.avro.lock import Lock
     from cdc.avro.registry import SubjectSettings
+    from cdc.avro.schema import Json
 
 MAX_FILE_BYTES: Final = 4_000_000
 """A schema file beyond this is a mistake: 5,000 fields take less than a tenth of it."""
@@ -73,8 +75,6 @@ def refreshed(registry_: Registry) -> Registry:
 
     An unlocked version is named in `warnings`. Returns the same registry when nothing has changed.
     """
-    from pathlib import Path  # noqa: PLC0415 - the only place that makes a path
-
     newer = registry_.succeeded_by(registry(scan(Path(registry_.folder))))
     same = (registry_.subjects.keys(), registry_.settings, registry_.warnings) == (
         newer.subjects.keys(), newer.settings, newer.warnings,
@@ -128,14 +128,15 @@ def read_lock(path: Path) -> Lock:
 
 def write_lock(path: Path, lock: Lock) -> None:
     """Write registry.lock whole, or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path, prefix=".registry.lock.")
+    handle, name = tempfile.mkstemp(dir=path, prefix=".registry.lock.")
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(lock_file.render(lock))
-        os.chmod(temporary, 0o644)  # noqa: PTH101 - mkstemp makes files that only the owner may read
-        os.replace(temporary, path / "registry.lock")  # noqa: PTH105 - as above
+        temporary.chmod(0o644)  # mkstemp makes files that only their owner may read
+        temporary.replace(path / "registry.lock")
     except BaseException:
-        os.unlink(temporary)  # noqa: PTH108 - as above
+        temporary.unlink()
         raise
 
 
@@ -212,7 +213,7 @@ def _text(path: Path) -> str:
         _refuse(path, f"is not UTF-8 (at byte {error.start})", "save it as UTF-8")
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> Json:
     try:
         return json.loads(_text(path), object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
@@ -227,7 +228,7 @@ class _DuplicateMemberError(ValueError):
     pass
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

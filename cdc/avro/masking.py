@@ -6,17 +6,19 @@ What cannot be read cannot be masked, so it is hidden whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cdc.avro.schema import Json
+
 MASK: Final = "***"
 
 
-def masked(value: Any, personal: Sequence[str]) -> Any:
+def masked(value: Json, personal: Sequence[str]) -> Json:
     """Return `value` with every personal field replaced by MASK; the value itself is left as it is."""
     for path in personal:
         value = _at(value, tuple(path.removeprefix("$.").split(".")))
@@ -33,7 +35,7 @@ def masked_text(payload: bytes | str, personal: Sequence[str]) -> str:
         return MASK
 
 
-def _at(value: Any, path: tuple[str, ...]) -> Any:
+def _at(value: Json, path: tuple[str, ...]) -> Json:
     if not path:
         return MASK
     if isinstance(value, list):

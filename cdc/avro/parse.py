@@ -9,8 +9,7 @@ can have no finite value. Every error is a ConfigurationError that names the fil
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from cdc.avro.defaults import DefaultError, encode_default
 from cdc.avro.schema import (
@@ -20,6 +19,7 @@ from cdc.avro.schema import (
     Enum,
     Field,
     Fixed,
+    Json,
     Logical,
     Map,
     Named,
@@ -33,14 +33,10 @@ from cdc.avro.schema import (
     children,
     label,
 )
-from cdc.errors import ConfigurationError
+from cdc.avro.shared import FULL_NAME, MAX_DEPTH, SharedType, full_name, refuse, too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-MAX_DEPTH: Final = 64
-"""Types inside types, shared ones included. Avro libraries walk schemas by recursion, and the smallest stacks among them end
-near 200 levels; no event that people read comes near."""
 
 LOGICAL: Final = {
     "uuid": ("string",),
@@ -60,18 +56,7 @@ LOGICAL: Final = {
 FIXED_SIZES: Final = {"uuid": 16, "duration": 12}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_FULL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _ORDERS: Final = ("ascending", "descending", "ignore")
-
-
-@dataclass(frozen=True, slots=True)
-class SharedType:
-    """A named type of schemas/types/: where it is written, as what, and in which namespace."""
-
-    source: str
-    path: str
-    document: Any
-    namespace: str
 
 
 def parse(document: object, source: str, shared: Mapping[str, SharedType] | None = None) -> Schema:
@@ -84,38 +69,6 @@ def parse(document: object, source: str, shared: Mapping[str, SharedType] | None
     return schema
 
 
-def definitions(document: object, source: str) -> dict[str, SharedType]:
-    """Every named type that a file of schemas/types/ defines, nested ones included, by full name."""
-    if not isinstance(document, dict) or document.get("type") not in ("record", "enum", "fixed"):
-        _refuse(source, "$", "a file of shared types holds one record, enum or fixed", "give it a type and a name")
-    found: dict[str, SharedType] = {}
-    _collect(document, "", source, "$", found, 0)
-    return found
-
-
-def _collect(node: object, namespace: str, source: str, path: str, found: dict[str, SharedType], depth: int) -> None:
-    if depth > MAX_DEPTH:
-        _too_deep(source, path)
-    if isinstance(node, list):
-        for index, branch in enumerate(node):
-            _collect(branch, namespace, source, f"{path}[{index}]", found, depth + 1)
-    elif isinstance(node, dict):
-        kind = node.get("type")
-        if isinstance(kind, (dict, list)):
-            _collect(kind, namespace, source, f"{path}.type", found, depth + 1)
-        elif kind in ("record", "enum", "fixed"):
-            name, inner = _full_name(node, namespace, source, path)
-            if name in found:
-                _refuse(source, path, f"{name} is defined twice in this file", "keep one definition and refer to it by name")
-            found[name] = SharedType(source, path, node, namespace)
-            fields = node.get("fields")
-            for index, member in enumerate(fields if isinstance(fields, list) else ()):
-                if isinstance(member, dict):
-                    _collect(member.get("type"), inner, source, f"{path}.fields[{index}].type", found, depth + 1)
-        for key in ("items", "values"):
-            _collect(node.get(key), namespace, source, f"{path}.{key}", found, depth + 1)
-
-
 class _Parser:
     """The state of one walk: where it is, and which names it has met."""
 
@@ -123,12 +76,14 @@ class _Parser:
         self.source = source
         self.shared = shared
         self.names: dict[str, Named] = {}
-        self.open: dict[str, tuple[str, Any]] = {}
+        self.open: dict[str, tuple[str, Json]] = {}
 
-    def node(self, document: object, namespace: str, path: str, depth: int) -> tuple[Node, Any]:
+    def node(  # noqa: C901, PLR0911 - one branch for each kind of type
+        self, document: object, namespace: str, path: str, depth: int
+    ) -> tuple[Node, Json]:
         """Read the type that stands at `path`."""
         if depth > MAX_DEPTH:
-            _too_deep(self.source, path)
+            too_deep(self.source, path)
         if isinstance(document, str):
             return self.reference(document, namespace, path, depth)
         if isinstance(document, list):
@@ -152,13 +107,13 @@ class _Parser:
             return self.named(document, namespace, path, depth)
         return self.reference(kind, namespace, f"{path}.type", depth)
 
-    def inner(self, document: dict[str, Any], key: str, namespace: str, path: str, depth: int) -> tuple[Node, Any]:
+    def inner(self, document: dict[str, Json], key: str, namespace: str, path: str, depth: int) -> tuple[Node, Json]:
         """Read the element type of an array or a map."""
         if key not in document:
             self.refuse(path, f"{document['type']} needs a member `{key}`")
         return self.node(document[key], namespace, f"{path}.{key}", depth + 1)
 
-    def reference(self, name: str, namespace: str, path: str, depth: int) -> tuple[Node, Any]:
+    def reference(self, name: str, namespace: str, path: str, depth: int) -> tuple[Node, Json]:
         """A primitive, a type that was defined before, or a shared type, which is written out here."""
         if name in PRIMITIVES:
             return Primitive(name), name
@@ -174,12 +129,12 @@ class _Parser:
         finally:
             self.source = here
 
-    def union(self, document: list[Any], namespace: str, path: str, depth: int) -> tuple[Node, Any]:
+    def union(self, document: list[Json], namespace: str, path: str, depth: int) -> tuple[Node, Json]:
         """Read a list of branches: no union in a union, no unnamed type twice."""
         if not document:
             self.refuse(path, "a union needs at least one branch")
         branches: list[Node] = []
-        written: list[Any] = []
+        written: list[Json] = []
         seen: set[str] = set()
         for index, branch in enumerate(document):
             node, text = self.node(branch, namespace, f"{path}[{index}]", depth + 1)
@@ -193,7 +148,7 @@ class _Parser:
             written.append(text)
         return Union(tuple(branches)), written
 
-    def primitive(self, document: dict[str, Any], kind: str, path: str) -> tuple[Node, Any]:
+    def primitive(self, document: dict[str, Json], kind: str, path: str) -> tuple[Node, Json]:
         """Read a primitive in object form, with its logical type."""
         name = document.get("logicalType")
         if name is None:
@@ -206,7 +161,7 @@ class _Parser:
         logical = self.decimal(document, path) if name == "decimal" else Logical(name)
         return Primitive(kind, logical), document
 
-    def decimal(self, document: dict[str, Any], path: str, size: int | None = None) -> Logical:
+    def decimal(self, document: dict[str, Json], path: str, size: int | None = None) -> Logical:
         """Precision and scale of a decimal, and whether a fixed of `size` bytes can hold it."""
         precision, scale = document.get("precision"), document.get("scale", 0)
         if type(precision) is not int or precision < 1:
@@ -217,9 +172,9 @@ class _Parser:
             self.refuse(path, f"a fixed of {size} bytes cannot hold {precision} digits")
         return Logical("decimal", precision, scale)
 
-    def named(self, document: dict[str, Any], namespace: str, path: str, depth: int) -> tuple[Node, Any]:
+    def named(self, document: dict[str, Json], namespace: str, path: str, depth: int) -> tuple[Node, Json]:
         """Read a definition of a record, an enum or a fixed."""
-        name, inner = _full_name(document, namespace, self.source, path)
+        name, inner = full_name(document, namespace, self.source, path)
         self.enter(name, document, path)
         aliases = self.aliases(document, inner, path)
         written = {key: value for key, value in document.items() if key != "namespace"} | {"name": name}
@@ -237,7 +192,7 @@ class _Parser:
         self.names[name] = node
         return node, written
 
-    def enter(self, name: str, document: dict[str, Any], path: str) -> None:
+    def enter(self, name: str, document: dict[str, Json], path: str) -> None:
         """Note that `name` is defined here, and refuse a second, different definition."""
         if name in self.open:
             source, _ = self.open[name]
@@ -252,22 +207,22 @@ class _Parser:
             )
         self.open[name] = (self.source, document)
 
-    def aliases(self, document: dict[str, Any], namespace: str, path: str) -> tuple[str, ...]:
+    def aliases(self, document: dict[str, Json], namespace: str, path: str) -> tuple[str, ...]:
         """Full names under which an older writer may have known this type."""
         given = document.get("aliases", [])
-        if not isinstance(given, list) or not all(isinstance(a, str) and _FULL_NAME.fullmatch(a) for a in given):
+        if not isinstance(given, list) or not all(isinstance(a, str) and FULL_NAME.fullmatch(a) for a in given):
             self.refuse(f"{path}.aliases", "aliases are a list of names")
         return tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in given)
 
-    def record(
-        self, document: dict[str, Any], name: str, namespace: str, aliases: tuple[str, ...], path: str, depth: int
-    ) -> tuple[Record, list[Any]]:
+    def record(  # noqa: PLR0913, PLR0917 - what every method gets, and what named() has read
+        self, document: dict[str, Json], name: str, namespace: str, aliases: tuple[str, ...], path: str, depth: int
+    ) -> tuple[Record, list[Json]]:
         """Read a record's fields."""
         given = document.get("fields")
         if not isinstance(given, list):
             self.refuse(path, f"record {name} needs a list `fields`")
         fields: list[Field] = []
-        written: list[Any] = []
+        written: list[Json] = []
         seen: set[str] = set()
         for index, member in enumerate(given):
             field, text = self.field(member, namespace, f"{path}.fields[{index}]", depth)
@@ -278,7 +233,7 @@ class _Parser:
             written.append(text)
         return Record(name, tuple(fields), aliases, str(document.get("doc", ""))), written
 
-    def field(self, member: object, namespace: str, path: str, depth: int) -> tuple[Field, Any]:
+    def field(self, member: object, namespace: str, path: str, depth: int) -> tuple[Field, Json]:
         """Read one field."""
         if not isinstance(member, dict) or "type" not in member:
             self.refuse(path, "a field is an object with `name` and `type`")
@@ -296,7 +251,7 @@ class _Parser:
         doc = str(member.get("doc", ""))
         return Field(name, node, default, tuple(aliases), order, doc), {**member, "type": text}
 
-    def enum(self, document: dict[str, Any], name: str, aliases: tuple[str, ...], path: str) -> Enum:
+    def enum(self, document: dict[str, Json], name: str, aliases: tuple[str, ...], path: str) -> Enum:
         """Read an enum's symbols and its default."""
         symbols = document.get("symbols")
         if not isinstance(symbols, list) or not symbols:
@@ -310,7 +265,7 @@ class _Parser:
             self.refuse(f"{path}.default", f"the default of enum {name} is not among its symbols")
         return Enum(name, tuple(symbols), default, aliases)
 
-    def fixed(self, document: dict[str, Any], name: str, aliases: tuple[str, ...], path: str) -> Fixed:
+    def fixed(self, document: dict[str, Json], name: str, aliases: tuple[str, ...], path: str) -> Fixed:
         """Read a fixed's size and its logical type."""
         size = document.get("size")
         if type(size) is not int or size < 1:
@@ -339,7 +294,7 @@ class _Parser:
         for name in schema.names:
             if name not in finite:
                 source, _ = self.open[name]
-                _refuse(source, "$", f"{name} always contains itself, so no value of it ends", "make one link optional")
+                refuse(source, "$", f"{name} always contains itself, so no value of it ends", "make one link optional")
 
     def check_defaults(self, schema: Schema) -> None:
         """Refuse a default that does not fit its field's type."""
@@ -352,11 +307,11 @@ class _Parser:
                 except DefaultError as error:
                     source, _ = self.open[name]
                     where = f"the default of {name}.{field.name} does not fit {label(field.type)}"
-                    _refuse(source, "$", f"{where}: {error}", "a union's default belongs to its first branch")
+                    refuse(source, "$", f"{where}: {error}", "a union's default belongs to its first branch")
 
     def refuse(self, path: str, reason: str, fix: str = "") -> NoReturn:
         """Raise the one kind of error that comes out of here."""
-        _refuse(self.source, path, reason, fix)
+        refuse(self.source, path, reason, fix)
 
 
 def _ends(nodes: tuple[Node, ...], finite: set[str]) -> bool:
@@ -370,29 +325,5 @@ def _ends(nodes: tuple[Node, ...], finite: set[str]) -> bool:
     return True
 
 
-def _full_name(document: dict[str, Any], namespace: str, source: str, path: str) -> tuple[str, str]:
-    """Return the full name of a definition, and the namespace in which names inside it are resolved."""
-    name, given = document.get("name"), document.get("namespace", namespace)
-    if not isinstance(name, str) or not _FULL_NAME.fullmatch(name):
-        _refuse(source, path, f"{document['type']} needs a name: letters, digits, _ and dots")
-    if "." in name:
-        return name, name.rpartition(".")[0]
-    if not isinstance(given, str) or (given and not _FULL_NAME.fullmatch(given)):
-        _refuse(source, path, "a namespace is names joined by dots")
-    if name in PRIMITIVES:
-        _refuse(source, path, f"{name} is the name of a primitive type")
-    return (f"{given}.{name}" if given else name), given
-
-
 def _json_kind(value: object) -> str:
     return {type(None): "null", bool: "a boolean", int: "a number", float: "a number"}.get(type(value), "that")
-
-
-def _too_deep(source: str, path: str) -> NoReturn:
-    short = path if len(path) < 80 else path[:77] + "..."
-    _refuse(source, short, f"types are nested deeper than {MAX_DEPTH}", "flatten the schema")
-
-
-def _refuse(source: str, path: str, reason: str, fix: str = "") -> NoReturn:
-    msg = f"{source} {path}: {reason}"
-    raise ConfigurationError(msg, fix)

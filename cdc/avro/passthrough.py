@@ -11,9 +11,9 @@ The payload is the Avro body, as `schemaless_writer` makes it, or the body in Co
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from cdc.avro.schema import Array, Enum, Fixed, Map, Primitive, Record, Ref, Union
+from cdc.avro.schema import Array, Enum, Fixed, Json, Map, Primitive, Record, Ref, Union
 from cdc.avro.wire import INT_MAX, INT_MIN
 from cdc.errors import InvalidEvent
 
@@ -96,7 +96,7 @@ class _Builder:
         """Make the function of one type."""
         if isinstance(node, Ref):
             name = node.name
-            return lambda data, at: self.named[name](data, at)
+            return lambda data, at: self.named[name](data, at)  # noqa: PLW0108 - a recursive type is not there yet
         reader = _MAKERS[type(node)](self, node)
         if isinstance(node, (Record, Enum, Fixed)):
             self.named[node.name] = reader
@@ -289,7 +289,7 @@ _LOGICAL: Final[dict[str, Callable[[Logical], Reader]]] = {
     "time-micros": _time,
 }
 
-_MAKERS: Final[dict[type, Callable[[_Builder, Any], Reader]]] = {
+_MAKERS: Final[dict[type, Callable[[_Builder, Json], Reader]]] = {
     Primitive: _Builder.primitive,
     Enum: _Builder.enum,
     Fixed: _Builder.fixed,

@@ -8,10 +8,13 @@ every further use is a `Ref`, so that recursive and shared types need no cycles 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+Json: TypeAlias = Any
+"""A value as a JSON parser returns it, or as fastavro does: what it holds is known to a schema, not to the type checker."""
 
 PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
@@ -93,7 +96,7 @@ class Field:
 
     name: str
     type: Node
-    default: Any
+    default: Json
     aliases: tuple[str, ...]
     order: str
     doc: str
@@ -126,7 +129,7 @@ class Schema:
 
     root: Node
     names: Mapping[str, Named] = field(repr=False)
-    document: Any = field(repr=False)
+    document: Json = field(repr=False)
 
     def resolve(self, node: Node) -> Primitive | Array | Map | Union | Enum | Fixed | Record:
         """Follow a `Ref` to its definition."""
@@ -155,7 +158,7 @@ def walk(node: Node) -> Iterator[Node]:
         waiting.extend(reversed(children(here)))
 
 
-def label(node: Node) -> str:
+def label(node: Node) -> str:  # noqa: PLR0911 - one for each kind of type
     """Name a type as an error message names it."""
     if isinstance(node, Primitive):
         return str(node.logical) if node.logical else node.type

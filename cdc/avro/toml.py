@@ -66,7 +66,8 @@ def _subject(table: dict[str, Any], source: str) -> SubjectSettings:
         _refuse(source, f"compatibility must be one of {', '.join(MODES)}")
     if table.get("pinned", 1) < 1:
         _refuse(source, "pinned must be the number of a version")
-    return SubjectSettings(**{key: tuple(value) if type(value) is list else value for key, value in table.items()})
+    given: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in table.items()}
+    return SubjectSettings(**given)
 
 
 def _table(document: dict[str, Any], key: str, source: str) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
-from datetime import date, time
+from datetime import date
 from decimal import Context, Decimal
 from functools import lru_cache
 from math import isfinite
 from typing import Final
 
+from cdc.avro.schema import Json
 from cdc.avro.wire import INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
 
 EXACT_LIMIT: Final = 2.0**63
@@ -36,30 +37,39 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 _UUID_LOOSE = re.compile(r"(\{)?([0-9a-fA-F]{8})(-?)([0-9a-fA-F]{4})\3([0-9a-fA-F]{4})\3([0-9a-fA-F]{4})\3([0-9a-fA-F]{12})(?(1)\})")
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?", re.ASCII)
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d):(\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?", re.ASCII)
 _DURATION = re.compile(
-    r"P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
-    r"(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9})(?:[.,](\d{1,9}))?S)?)?",
+    r"P(?:(\d{1,10})Y)?(?:(\d{1,10})M)?(?:(\d{1,10})W)?(?:(\d{1,10})D)?"
+    r"(?:T(?:(\d{1,10})H)?(?:(\d{1,10})M)?(?:(\d{1,10})(?:[.,](\d{1,9}))?S)?)?",
     re.ASCII,
 )
 
 DIGITS: Final = {"millis": 3, "micros": 6, "nanos": 9}
+UNITS: Final = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
+HOURS: Final = 24
+MINUTES: Final = 60
+"""Of an hour, and seconds of a minute: Avro's times know no leap second."""
+
+MAX_OFFSET_H: Final = 18
+"""No zone is further from UTC than that."""
+
+_RANGES: Final = {32: (INT_MIN, INT_MAX), 64: (LONG_MIN, LONG_MAX)}
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _DAY_S: Final = 86_400
 
 
-def double(value: object) -> bytes:
+def double(value: Json) -> bytes:
     """Write a JSON number, or one of the words NaN, Infinity and -Infinity, as PostgreSQL's to_jsonb prints them."""
     kind = type(value)
     if kind is float:
-        if isfinite(value) and not -EXACT_LIMIT < value < EXACT_LIMIT:  # type: ignore[arg-type,operator]
+        if isfinite(value) and not -EXACT_LIMIT < value < EXACT_LIMIT:
             msg = "a number that may have lost digits"
             raise Misfit(msg)
         return DOUBLE.pack(value)
     return DOUBLE.pack(_number(value, "double"))
 
 
-def float32(value: object) -> bytes:
+def float32(value: Json) -> bytes:
     """Write a number that a 32-bit float gives back with the same digits."""
     number = _number(value, "float")
     if not isfinite(number):
@@ -76,16 +86,16 @@ def float32(value: object) -> bytes:
     return data
 
 
-def _number(value: object, target: str) -> float:
+def _number(value: Json, target: str) -> float:
     """Any JSON number as a float; whole numbers exactly, and no number as infinity."""
     kind = type(value)
     if kind is float:
-        return value  # type: ignore[return-value]
+        return float(value)
     if kind is int or kind is Decimal:
-        if kind is Decimal and value.is_nan():  # type: ignore[union-attr]
+        if kind is Decimal and value.is_nan():
             return float("nan")
         try:
-            number = float(value)  # type: ignore[arg-type]
+            number = float(value)
         except OverflowError:
             number = float("inf")
         if not isfinite(number):
@@ -96,11 +106,11 @@ def _number(value: object, target: str) -> float:
             raise Misfit(msg)
         return number
     if kind is str and value in _WORDS:
-        return _WORDS[value]  # type: ignore[index]
+        return _WORDS[value]
     raise Misfit(kind_of(value))
 
 
-def unscaled(value: object, precision: int, scale: int) -> int:
+def unscaled(value: Json, precision: int, scale: int) -> int:
     """Return the whole number that a decimal stores; JSON numbers and texts of numbers keep every digit."""
     if type(value) is str:
         if not _NUMBER.fullmatch(value):
@@ -129,18 +139,18 @@ def unscaled(value: object, precision: int, scale: int) -> int:
     return whole
 
 
-def decimal_bytes(value: object, precision: int, scale: int) -> bytes:
+def decimal_bytes(value: Json, precision: int, scale: int) -> bytes:
     """Write a decimal as two's complement, as short as Avro libraries write it."""
     whole = unscaled(value, precision, scale)
     return whole.to_bytes((abs(whole).bit_length() + 8) >> 3, "big", signed=True)
 
 
-def decimal_fixed(value: object, precision: int, scale: int, size: int) -> bytes:
+def decimal_fixed(value: Json, precision: int, scale: int, size: int) -> bytes:
     """Write a decimal as two's complement of `size` bytes."""
     return unscaled(value, precision, scale).to_bytes(size, "big", signed=True)
 
 
-def uuid_text(value: object) -> bytes:
+def uuid_text(value: Json) -> bytes:
     """Normalise the spellings that PostgreSQL takes (upper case, braces, no dashes) to 36 lower-case characters."""
     if type(value) is not str:
         raise Misfit(kind_of(value))
@@ -153,12 +163,12 @@ def uuid_text(value: object) -> bytes:
     return "-".join(match.group(2, 4, 5, 6, 7)).lower().encode()
 
 
-def uuid_fixed(value: object) -> bytes:
+def uuid_fixed(value: Json) -> bytes:
     """Write a uuid as its 16 bytes."""
     return bytes.fromhex(uuid_text(value).decode().replace("-", ""))
 
 
-def days(value: object) -> int:
+def days(value: Json) -> int:
     """Read an ISO date as days since 1970-01-01."""
     if type(value) is not str:
         raise Misfit(kind_of(value))
@@ -177,7 +187,7 @@ def _days(value: str) -> int:
     raise Misfit(msg)
 
 
-def time_of_day(value: object, unit: str) -> int:
+def time_of_day(value: Json, unit: str) -> int:
     """Read an ISO time without a zone as units since midnight."""
     if type(value) is not str:
         raise Misfit(kind_of(value))
@@ -186,50 +196,55 @@ def time_of_day(value: object, unit: str) -> int:
         msg = "a text that is not a time such as 14:30:00"
         raise Misfit(msg)
     hour, minute, second, fraction = match.groups()
-    return _seconds(hour, minute, second) * 10 ** DIGITS[unit] + _fraction(fraction, unit)
+    return _seconds(hour, minute, second) * UNITS[unit] + _fraction(fraction, unit)
 
 
-def instant(value: object, unit: str) -> int:
+def instant(value: Json, unit: str) -> int:
     """Read an ISO time with its offset as units since 1970-01-01T00:00Z."""
     return _stamp(value, unit, local=False)
 
 
-def local_time(value: object, unit: str) -> int:
+def local_time(value: Json, unit: str) -> int:
     """Read an ISO time without an offset as units since 1970-01-01T00:00 of the same clock."""
     return _stamp(value, unit, local=True)
 
 
-def _stamp(value: object, unit: str, *, local: bool) -> int:
+def _stamp(value: Json, unit: str, *, local: bool) -> int:
     if type(value) is not str:
         raise Misfit(kind_of(value))
     match = _STAMP.fullmatch(value)
     if match is None:
         msg = "a text that is not a time such as 2024-03-10T14:30:00" + ("" if local else "Z")
         raise Misfit(msg)
-    day, hour, minute, second, fraction, zulu, sign, offset_h, offset_m = match.groups()
+    minute, second, fraction, zulu, sign, offset_h, offset_m = match.groups()
     if local == bool(zulu or sign):
         raise Misfit("a time with an offset" if local else "a time without an offset")
-    seconds = _days(day) * _DAY_S + _seconds(hour, minute, second)
+    seconds = _minute(minute) + _seconds("0", "0", second)
     if sign:
         seconds -= _offset(sign, offset_h, offset_m or "0")
-    units = seconds * 10 ** DIGITS[unit] + _fraction(fraction, unit)
+    units = seconds * UNITS[unit] + _fraction(fraction, unit)
     if not LONG_MIN <= units <= LONG_MAX:
         msg = f"a time out of the range of {unit} since 1970"
         raise Misfit(msg)
     return units
 
 
+@lru_cache(maxsize=4096)
+def _minute(text: str) -> int:
+    """Read a date and a minute as seconds since 1970; the events of a minute share it."""
+    return _days(text[:10]) * _DAY_S + _seconds(text[11:13], text[14:], "0")
+
+
 def _seconds(hour: str, minute: str, second: str) -> int:
-    try:
-        time(int(hour), int(minute), int(second))
-    except ValueError:
+    h, m, s = int(hour), int(minute), int(second)
+    if h >= HOURS or m >= MINUTES or s >= MINUTES:
         msg = "a time of day that does not exist"
-        raise Misfit(msg) from None
-    return int(hour) * 3600 + int(minute) * 60 + int(second)
+        raise Misfit(msg)
+    return h * 3600 + m * 60 + s
 
 
 def _offset(sign: str, hours: str, minutes: str) -> int:
-    if int(hours) > 18 or int(minutes) > 59:  # noqa: PLR2004 - no zone is further than 18 hours from UTC
+    if int(hours) > MAX_OFFSET_H or int(minutes) >= MINUTES:
         msg = "a time with an offset that does not exist"
         raise Misfit(msg)
     seconds = int(hours) * 3600 + int(minutes) * 60
@@ -247,7 +262,7 @@ def _fraction(text: str | None, unit: str) -> int:
     return int(text[:digits].ljust(digits, "0"))
 
 
-def duration(value: object) -> bytes:
+def duration(value: Json) -> bytes:
     """Read an ISO 8601 duration as months, days and milliseconds, the twelve bytes that Avro stores."""
     if type(value) is not str:
         raise Misfit(kind_of(value))
@@ -264,18 +279,18 @@ def duration(value: object) -> bytes:
         raise Misfit(msg) from None
 
 
-def whole(value: object, *, bits: int) -> int:
+def whole(value: Json, *, bits: int) -> int:
     """Check that a JSON number is a whole one of `bits` bits."""
     if type(value) is not int:
         raise Misfit(kind_of(value))
-    low, high = (INT_MIN, INT_MAX) if bits == 32 else (LONG_MIN, LONG_MAX)  # noqa: PLR2004 - Avro's int
+    low, high = _RANGES[bits]
     if not low <= value <= high:
         msg = f"a whole number of more than {bits} bits"
         raise Misfit(msg)
     return value
 
 
-def kind_of(value: object) -> str:
+def kind_of(value: Json) -> str:
     """Say what kind of JSON value came; never the value."""
     return _KINDS.get(type(value), "something that JSON does not know")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 SMALL: Final = 8192
-"""A length, a count or a negative number up to here is found in a table."""
+"""A negative number down to here is found in a table."""
 
 LARGE: Final = 1 << 17
-"""A positive number up to here is found in a table: amounts in cents and most identifiers, for 6 MB of memory. Without it
-three of six numbers of an ordinary order cost a call each, a third of its time."""
+"""A positive number, a length or a count up to here is found in a table: amounts in cents and most identifiers, for 8 MB of
+memory. Without it three of six numbers of an ordinary order cost a call each, a third of its time."""
 
 _BITS: Final = 14
 _STEP: Final = 1 << _BITS
@@ -24,14 +24,14 @@ LONG_MAX: Final = (1 << 63) - 1
 INT_MIN: Final = -(1 << 31)
 INT_MAX: Final = (1 << 31) - 1
 
-_LAST: Final = [bytes((z,)) if z < 128 else bytes((z & 127 | 128, z >> 7)) for z in range(_STEP)]
+_LAST: Final = [bytes((z,)) for z in range(128)] + [bytes((z & 127 | 128, z >> 7)) for z in range(128, _STEP)]
 _MORE: Final = [bytes((z & 127 | 128, z >> 7 | 128)) for z in range(_STEP)]
 
 LONG: Final = _LAST[0::2] + [_MORE[z & _MASK] + _LAST[z >> _BITS] for z in range(2 * SMALL, 2 * LARGE, 2)] + _LAST[1::2][::-1]
 """LONG[n] is n as a varint for -SMALL <= n < LARGE."""
 
-COUNT: Final = _LAST[0::2]
-"""COUNT[n] is n as a varint for a length or a count; beyond it, `count`."""
+COUNT: Final = LONG[:LARGE]
+"""COUNT[n] is n as a varint for a length or a count below LARGE; an IndexError beyond, where COUNTS goes on."""
 
 
 def long(n: int) -> bytes:
@@ -58,7 +58,7 @@ def int32(n: int) -> bytes:
 
 
 class _Counts(list[bytes]):
-    """COUNT without an end, for the rows that hold a text or a list longer than SMALL."""
+    """COUNT without an end, for the rows that hold a text or a list longer than LARGE."""
 
     def __getitem__(self, n: int) -> bytes:  # type: ignore[override]
         return long(n)

@@ -6,6 +6,7 @@ Every command reads the folder, decides in `cdc.avro`, and prints. What is wrong
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from cdc.avro.endpoint import application
 from cdc.avro.examples import example
 from cdc.avro.registry import Registry, Version
 from cdc.avro.review import Candidate, Finding, review
+from cdc.avro.schema import Json as Json_
 from cdc.cli.options import Config, Json, Sets, schemas_from
 from cdc.cli.output import console, print_json, say, table
 from cdc.errors import ConfigurationError, InvalidEvent
@@ -36,6 +38,7 @@ def path_from(folder_: Path | None, config: Path | None, sets: list[str] | None)
 
 @app.command(epilog="Examples:\n\n  cdc schemas add --all\n\n  cdc schemas add OrderPlaced/2")
 def add(
+    *,
     versions: Annotated[list[str] | None, typer.Argument(metavar="[SUBJECT/VERSION]...", help="Versions to lock.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Lock every version that is not locked yet.")] = False,
     folder_: Folder = None,
@@ -63,6 +66,7 @@ def add(
 
 @app.command(epilog="Example, for CI and as a pre-commit hook:\n\n  cdc schemas check")
 def check(
+    *,
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
@@ -83,10 +87,11 @@ def check(
 
 @app.command("list", epilog="Example:\n\n  cdc schemas list --json")
 def list_(
+    *,
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Show every version with its id, and what registry.toml says of its subject."""
     registry = folder.load(path_from(folder_, config, sets))
@@ -94,18 +99,22 @@ def list_(
     if as_json:
         print_json({"versions": rows})
         return
-    shown = [(r["id"], f"{r['subject']}/{r['version']}", r["compatibility"], r["owner"], r["topic"], "pinned" if r["pinned"] else "") for r in rows]
+    shown = [
+        (r["id"], f"{r['subject']}/{r['version']}", r["compatibility"], r["owner"], r["topic"], "pinned" if r["pinned"] else "")
+        for r in rows
+    ]
     console().print(table(("id", "version", "compatibility", "owner", "topic", ""), shown))
 
 
 @app.command(epilog="Examples:\n\n  cdc schemas show OrderPlaced\n\n  cdc schemas show OrderPlaced/1 --encoder")
 def show(
+    *,
     name: Annotated[str, typer.Argument(metavar="SUBJECT[/VERSION]", help="The newest version if none is named.")],
-    encoder: Annotated[bool, typer.Option("--encoder", help="Print the Python that encodes this version.")] = False,  # noqa: FBT002 - a flag
+    encoder: Annotated[bool, typer.Option("--encoder", help="Print the Python that encodes this version.")] = False,
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Show one version: the schema with its shared types written out, or the encoder that is compiled from it."""
     registry = folder.load(path_from(folder_, config, sets))
@@ -122,12 +131,13 @@ def show(
 
 @app.command(epilog="Example:\n\n  cdc schemas diff OrderPlaced/1 OrderPlaced/2")
 def diff(
+    *,
     old: Annotated[str, typer.Argument(metavar="SUBJECT/VERSION")],
     new: Annotated[str, typer.Argument(metavar="SUBJECT[/VERSION]")],
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Show what differs between two versions, and what that means for readers and for writers."""
     files = folder.scan(path_from(folder_, config, sets)).files
@@ -156,11 +166,12 @@ def diff(
 
 @app.command(epilog="Example:\n\n  cdc schemas serve --listen 127.0.0.1:8081")
 def serve(
+    *,
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.")] = "127.0.0.1:8081",
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Serve the folder as a read-only Confluent registry, at / and at /registry, until SIGTERM or Ctrl-C."""
     from cdc.observe.http import HttpServer  # noqa: PLC0415 - loads the web server
@@ -188,11 +199,12 @@ def serve(
 
 @app.command(epilog="Example:\n\n  cdc schemas push http://registry:8081")
 def push(
+    *,
     url: Annotated[str, typer.Argument(metavar="URL", help="A user and a password may stand in it.")],
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Copy every version to an external Confluent registry, with its id."""
     from cdc.avro.push import push as copy  # noqa: PLC0415 - loads the HTTP client
@@ -206,12 +218,13 @@ def push(
 
 @app.command(epilog="Examples:\n\n  cdc schemas docs > events.md\n\n  cdc schemas docs --asyncapi > asyncapi.json")
 def docs(
-    as_asyncapi: Annotated[bool, typer.Option("--asyncapi", help="Print an AsyncAPI 3.0 document.")] = False,  # noqa: FBT002 - a flag
+    *,
+    as_asyncapi: Annotated[bool, typer.Option("--asyncapi", help="Print an AsyncAPI 3.0 document.")] = False,
     title: Annotated[str, typer.Option("--title", metavar="TEXT")] = "Events",
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
-    as_json: Json = False,  # noqa: FBT002 - a flag
+    as_json: Json = False,
 ) -> None:
     """Print the catalogue of all events, as a page or as AsyncAPI."""
     registry = folder.load(path_from(folder_, config, sets))
@@ -246,15 +259,14 @@ def _named(registry: Registry, name: str) -> Version:
         raise ConfigurationError(error.what, "see `cdc schemas list`") from None
 
 
-def _file(files: Any, name: str) -> Candidate:
+def _file(files: Mapping[str, tuple[Candidate, ...]], name: str) -> Candidate:
     """Find a version that need not be locked yet; the newest if none is named."""
     subject, _, number = name.partition("/")
     have = files.get(subject, ())
     wanted = number or str(len(have))
     for file in have:
         if str(file.number) == wanted:
-            found: Candidate = file
-            return found
+            return file
     raise ConfigurationError(f"there is no version {name}", "see `cdc schemas list`")
 
 
@@ -279,7 +291,7 @@ def _verdict(problems: list[Incompatibility], good: str) -> str:
     return good if not problems else "".join(f"\n  {problem}" for problem in problems)
 
 
-def _pretty(document: Any) -> str:
+def _pretty(document: Json_) -> str:
     return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
 
 

@@ -6,7 +6,7 @@ import json
 import struct
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -222,7 +222,7 @@ def _recursive(names: _Names) -> Typed:
             {"name": "next", "type": ["null", name], "default": None},
         ],
     }
-    leaf = LONGS.map(lambda n: {"value": n, "children": [], "next": None})
+    leaf: st.SearchStrategy[Json] = LONGS.map(lambda n: {"value": n, "children": [], "next": None})
     tree = st.recursive(
         leaf,
         lambda inner: st.builds(
@@ -259,7 +259,7 @@ def _union_of(schema: Json) -> tuple[Any, Any]:
     return parsed, parsed.root
 
 
-def _typed(draw: st.DrawFn, names: _Names, depth: int, *, union: bool = True) -> Typed:
+def _typed(draw: st.DrawFn, names: _Names, depth: int, *, union: bool = True) -> Typed:  # noqa: PLR0911 - a table of kinds
     if depth <= 0:
         return draw(st.sampled_from(LEAVES)) if draw(st.integers(0, 4)) else _named_leaf(draw, names)
     kind = draw(st.sampled_from(["leaf", "leaf", "named", "array", "map", "record", "record", "tree", "union"]))
@@ -304,5 +304,3 @@ def text_of(value: Json) -> str:
 WRONG: dict[str, Json] = {
     "null": None, "boolean": True, "integer": 3, "number": 2.5, "string": "wrong", "array": [1], "object": {"wrong": 1},
 }  # fmt: skip
-
-

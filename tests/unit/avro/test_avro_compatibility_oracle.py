@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import struct
-from typing import Any
 
 import fastavro
 import pytest
@@ -13,20 +12,15 @@ from avro_generate import typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc.avro.compatibility import Incompatibility, unreadable
+from cdc.avro.compatibility import MEANING, Incompatibility, unreadable
 from cdc.avro.encoder import Encoder
 from cdc.avro.examples import example
 from cdc.avro.parse import parse
-from cdc.avro.schema import Schema
-
-Json = Any
+from cdc.avro.schema import Json, Schema
 
 FAILURES = (
     fastavro.read.SchemaResolutionError, ValueError, KeyError, IndexError, EOFError, TypeError, struct.error, OverflowError,
 )  # fmt: skip
-
-MEANING = "so the same bytes would mean another value"
-"""Reasons that Avro's own resolution is blind to: it would read another number without an error."""
 
 patient = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
@@ -47,7 +41,7 @@ def nodes(document: Json) -> list[Json]:
 PROMOTIONS = ["int", "long", "float", "double", "string", "bytes", "boolean"]
 
 
-def evolve(draw: Any, document: Json) -> Json:
+def evolve(draw: Json, document: Json) -> Json:  # noqa: C901, PLR0912 - one branch for each kind of change
     """Change one thing, as people do."""
     target = draw(st.sampled_from(nodes(document)))
     if "fields" in target:
@@ -102,8 +96,8 @@ def evolve(draw: Any, document: Json) -> Json:
     return document
 
 
-def resolved(writer: Schema, reader: Schema, body: bytes) -> Any:
-    def library(schema: Schema) -> Any:
+def resolved(writer: Schema, reader: Schema, body: bytes) -> Json:
+    def library(schema: Schema) -> Json:
         return fastavro.parse_schema(copy.deepcopy(schema.document), named_schemas={})
 
     return fastavro.schemaless_reader(io.BytesIO(body), library(writer), library(reader))
@@ -112,8 +106,8 @@ def resolved(writer: Schema, reader: Schema, body: bytes) -> Any:
 def assert_witnessed(writer: Schema, reader: Schema, problem: Incompatibility) -> None:
     """The checker's own example is a value of the writer, and the reader cannot read it."""
     body = Encoder("S", 1, 7, writer).encode_value(example(writer, problem.steps))[5:]
-    if MEANING in problem.reason:
-        return
+    if problem.reason.endswith(MEANING):
+        return  # Avro's own resolution is blind here: it reads another value without an error
     with pytest.raises(FAILURES):
         pytest.fail(f"read all the same: {problem}: {resolved(writer, reader, body)}")
 

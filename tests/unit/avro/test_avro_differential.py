@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-from typing import Any
 
 import avro.io
 import avro.schema
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from cdc.avro.encoder import Encoder
 from cdc.avro.parse import parse
-from cdc.avro.schema import NO_DEFAULT, Array, Map, Node, Record, Schema, Union
+from cdc.avro.schema import NO_DEFAULT, Array, Json, Map, Node, Record, Schema, Union
 from cdc.avro.unions import branches, kinds
 from cdc.errors import InvalidEvent
 
@@ -34,13 +33,13 @@ UNKNOWN_TO_AVRO = ("timestamp-nanos", "local-timestamp-nanos", "local-timestamp-
 patient = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-def written(parsed: Any, value: Any) -> bytes:
+def written(parsed: Json, value: Json) -> bytes:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, parsed, value)
     return out.getvalue()
 
 
-def plain(value: Any) -> Any:
+def plain(value: Json) -> Json:
     """The value without the tuples that name a branch for fastavro's writer."""
     if isinstance(value, tuple):
         return plain(value[1])
@@ -51,7 +50,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def known_to_avro(document: Any) -> Any:
+def known_to_avro(document: Json) -> Json:
     """The schema without the logical types that the avro package does not know; their bytes are compared as they are."""
     if isinstance(document, list):
         return [known_to_avro(item) for item in document]
@@ -94,10 +93,12 @@ def test_bytes_and_meaning_are_those_of_two_other_libraries(capsys: pytest.Captu
     assert count >= PAIRS
 
 
-Place = tuple[str, Node, tuple[Any, ...]]
+Place = tuple[str, Node, tuple[Json, ...]]
 
 
-def places(schema: Schema, node: Node, value: Any, path: str, way: tuple[Any, ...]) -> list[Place]:
+def places(  # noqa: C901 - one branch for each kind of type
+    schema: Schema, node: Node, value: Json, path: str, way: tuple[Json, ...]
+) -> list[Place]:
     """Every place of a value: its path in messages, its type, and the keys that lead there."""
     node = schema.resolve(node)
     found: list[Place] = [(path, node, way)]
@@ -129,13 +130,13 @@ def taken(schema: Schema, node: Node) -> frozenset[str]:
     return kinds(schema, node)
 
 
-def broken(draw: Any, schema: Schema, value: Any) -> tuple[str, Any]:
+def broken(draw: Json, schema: Schema, value: Json) -> tuple[str, Json]:
     """A copy of a value that does not fit any more, and the path that must be named."""
     path, node, way = draw(st.sampled_from(places(schema, schema.root, value, "$", ())))
     choices = [WRONG[kind] for kind in WRONG if kind not in taken(schema, node)]
     whole = {"": copy.deepcopy(value)}
-    holder: Any = whole
-    key: Any = ""
+    holder: Json = whole
+    key: Json = ""
     for step in way:
         holder, key = holder[key], step
     here = holder[key]
