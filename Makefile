@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint soak
+.PHONY: setup demo test lint soak bench
 
 setup: $(STAMP)
 
@@ -30,3 +30,6 @@ lint: setup
 
 soak: setup
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+bench: setup
+	$(BIN)/python -m benchmarks $(ARGS)

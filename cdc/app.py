@@ -15,6 +15,7 @@ from cdc.kafka.topics import Create
 from cdc.observe.observer import PipelineObserver
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.router import Router
+from cdc.outbox.table import check_columns
 from cdc.pipeline.ports import Waiting
 from cdc.pipeline.relay import Policy, Relay
 from cdc.pipeline.supervisor import Identity, Supervisor
@@ -78,7 +79,7 @@ def create(settings: Settings) -> Create | None:
     return None if settings.topics.create is None else Create(**settings.topics.create.model_dump())
 
 
-def source(settings: Settings) -> ReplicationStream:
+def source(settings: Settings, live: LiveCatalog) -> ReplicationStream:
     """Return the log from our slot on."""
     outbox = table(settings)
 
@@ -93,7 +94,7 @@ def source(settings: Settings) -> ReplicationStream:
         publication=settings.postgres.publication,
         wanted=wanted,
         status_interval_s=settings.postgres.status_interval.total_seconds(),
-        catalog=catalog(settings),
+        catalog=live,
         connect=connect,
         clock=time.monotonic,
         wall=time.time,
@@ -123,7 +124,8 @@ def observer(settings: Settings) -> PipelineObserver:
 
 def supervisor(settings: Settings, schemas: Registry, watch: PipelineObserver, stop: threading.Event) -> Supervisor:
     """Return the pipeline, ready to run until `stop` is set."""
-    log, kafka, how = source(settings), publisher(settings), mapping(settings)
+    live = catalog(settings)
+    log, kafka, how, outbox = source(settings, live), publisher(settings), mapping(settings), table(settings)
     policy = Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None)
 
     def relay(position: Position, waiting: Waiting) -> Relay:
@@ -143,6 +145,7 @@ def supervisor(settings: Settings, schemas: Registry, watch: PipelineObserver, s
         identity=Identity(settings.name, settings.postgres.slot, tuple(static_topics(settings))),
         source=log,
         publisher=kafka,
+        precheck=lambda: check_columns(outbox, live.columns(outbox.schema, outbox.name), how),
         relay=relay,
         observer=watch,
         backoff=Backoff(BACKOFF_FIRST_S, BACKOFF_CAP_S, random.random),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
 import orjson
@@ -27,7 +27,7 @@ POSTGRES_EPOCH_US = 946_684_800_000_000
 """2000-01-01T00:00:00Z in microseconds since 1970: the zero of PostgreSQL's timestamps."""
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - all that is added to it is UTC, and isoformat writes no offset then
 
 
 class Lsn(int):
@@ -53,12 +53,12 @@ class Lsn(int):
 
 def time_text(unix_us: int) -> str:
     """Microseconds since 1970 as ISO 8601 in UTC, all six digits kept."""
-    return (_EPOCH + timedelta(microseconds=unix_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return (_EPOCH + timedelta(microseconds=unix_us)).isoformat(timespec="microseconds") + "Z"
 
 
 def time_from_text(text: str) -> int:
     """Read what `time_text` wrote, as microseconds since 1970; raises ValueError for anything else."""
-    since = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC) - _EPOCH
+    since = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ") - _EPOCH  # noqa: DTZ007 - as above
     return since // timedelta(microseconds=1)
 
 

@@ -82,7 +82,11 @@ class GraceEnded(CdcError):
 
 
 class Supervisor:
-    """Keeps the pipeline streaming until it is asked to stop or must not go on."""
+    """Keeps the pipeline streaming until it is asked to stop or must not go on.
+
+    `precheck` refuses what is wrong with the outbox table before the slot is taken; `backoff` gives the seconds before an
+    attempt, counted from 1; `pause` waits for so many seconds and returns early when `stopping` becomes true.
+    """
 
     def __init__(  # noqa: PLR0913 - the ports and the world, by keyword
         self,
@@ -90,6 +94,7 @@ class Supervisor:
         identity: Identity,
         source: Source,
         publisher: Publisher,
+        precheck: Callable[[], None],
         relay: Callable[[Position, Waiting], Relay],
         observer: Observer,
         backoff: Callable[[int], float],
@@ -101,6 +106,7 @@ class Supervisor:
         self._identity = identity
         self._source = source
         self._publisher = publisher
+        self._precheck = precheck
         self._relay = relay
         self._observer = observer
         self._backoff = backoff
@@ -152,6 +158,7 @@ class Supervisor:
         source, publisher, name = self._source, self._publisher, self._identity
         self._turn(State.OPENING)
         server = source.look()
+        self._precheck()
         position, cluster = publisher.peek()
         self._observer.server(server, position)
         continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
@@ -177,6 +184,7 @@ class Supervisor:
                     self._watch(relay.position, cluster)
                     watch_at = self._clock() + WATCH_INTERVAL_S
         except StoppedByPolicy:
+            self._publisher.abort(self._grace_s)
             self._source.finish()
             raise
         self._turn(State.STOPPING)
