@@ -53,7 +53,7 @@ def _measure(rig: Rig, topic: str, what: str, seconds: float) -> dict[str, float
     while len(latencies) < count and time.monotonic() < deadline:
         message = consumer.poll(0.1)
         if message is not None and message.error() is None:
-            latencies.append(time.time_ns() - int(message.key()))
+            latencies.append(time.time_ns() - int(message.key() or 0))
     consumer.close()
     writer.wait(30)
     assert len(latencies) == count, f"{len(latencies)} of {count} records came"

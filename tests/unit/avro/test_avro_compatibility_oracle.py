@@ -8,7 +8,7 @@ import struct
 
 import fastavro
 import pytest
-from avro_generate import typed
+from tests.unit.avro.avro_generate import typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ import avro.io
 import avro.schema
 import fastavro
 import pytest
-from avro_generate import WRONG, text_of, typed
+from tests.unit.avro.avro_generate import WRONG, text_of, typed
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from observe_samples import POSITION, SERVER, SLOT, Clock
+from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
 
 from cdc.observe.health import HEARTBEAT_MAX_AGE_S, TURNS_KEPT, Health, slot_health
 from cdc.pipeline.supervisor import State

@@ -8,7 +8,7 @@ from http.client import HTTPConnection, HTTPResponse
 
 import orjson
 import pytest
-from observe_samples import POSITION, SERVER, Clock
+from tests.unit.observe.observe_samples import POSITION, SERVER, Clock
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 

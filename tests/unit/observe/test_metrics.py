@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 import pytest
-from observe_samples import POSITION, SERVER, SLOT, Clock
+from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.errors import Fenced, SlotBusy
