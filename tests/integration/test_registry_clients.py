@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import (
     Schema,
     SchemaRegistryClient,
@@ -113,10 +114,11 @@ def test_the_serializer_writes_what_our_encoder_writes(
 
 
 def test_a_schema_is_found_by_its_guid_in_a_header(url: str, client: SchemaRegistryClient, registry: Registry) -> None:
-    headers: list[tuple[str, bytes]] = []
+    headers: list[tuple[str, str | bytes | None]] = []
     context = SerializationContext(TOPIC, MessageField.VALUE, headers)
     body = AvroSerializer(client, json.dumps(V2), conf={"schema.id.serializer": header_schema_id_serializer})(NOTED, context)
     assert body == registry.encoder("OrderPlaced", 2).encode(json.dumps(NOTED))[5:]
+    assert isinstance(headers[0][1], bytes)
     assert headers[0][1][1:] == registry.version("OrderPlaced", 2).guid.bytes
     with SchemaRegistryClient({"url": url}) as fresh:
         assert AvroDeserializer(fresh)(body, SerializationContext(TOPIC, MessageField.VALUE, headers)) == NOTED
@@ -155,7 +157,8 @@ def test_records_go_through_kafka(kafka: str, unique: str, client: SchemaRegistr
     topic = f"{unique}.orders"
     context = SerializationContext(topic, MessageField.VALUE)
     values = [registry.encoder("OrderPlaced", 1).encode(json.dumps(ORDER)), AvroSerializer(client, json.dumps(V2))(NOTED, context)]
-    AdminClient({"bootstrap.servers": kafka}).create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": kafka})  # ends what is under way when it is forgotten
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
     producer = Producer({"bootstrap.servers": kafka})
     for value in values:
         producer.produce(topic, value, key="o-1")
@@ -163,7 +166,7 @@ def test_records_go_through_kafka(kafka: str, unique: str, client: SchemaRegistr
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": unique})
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     read = AvroDeserializer(client)
-    got = []
+    got: list[object] = []
     try:
         while len(got) < 2:
             message = consumer.poll(30)

@@ -8,7 +8,6 @@ import struct
 
 import fastavro
 import pytest
-from tests.unit.avro.avro_generate import typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from cdc.avro.encoder import Encoder
 from cdc.avro.examples import example
 from cdc.avro.parse import parse
 from cdc.avro.schema import Json, Schema
+from tests.unit.avro.avro_generate import typed
 
 FAILURES = (
     fastavro.read.SchemaResolutionError, ValueError, KeyError, IndexError, EOFError, TypeError, struct.error, OverflowError,

@@ -12,7 +12,6 @@ import avro.io
 import avro.schema
 import fastavro
 import pytest
-from tests.unit.avro.avro_generate import WRONG, text_of, typed
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from cdc.avro.parse import parse
 from cdc.avro.schema import NO_DEFAULT, Array, Json, Map, Node, Record, Schema, Union
 from cdc.avro.unions import branches, kinds
 from cdc.errors import InvalidEvent
+from tests.unit.avro.avro_generate import WRONG, text_of, typed
 
 HEADER = b"\0\0\0\0\7"
 PAIRS = 20_000
