@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import ConfigurationError
 from cdc.kafka.properties import LOCKED_PROPERTIES
-from cdc.outbox import router
+from cdc.outbox import mapping
 from cdc.settings import Settings, TableName, load, load_schemas, mask, template_parts
 from cdc.settings.models import NOT_YET
 from cdc.settings.values import (
@@ -64,7 +64,7 @@ class TestDefaults:
             settings.postgres.slot = "other"  # type: ignore[misc]  # that is the point
 
     def test_columns_are_those_that_the_router_knows(self) -> None:
-        assert COLUMN_KEYS == router.KEYS
+        assert COLUMN_KEYS == mapping.KEYS
 
     @pytest.mark.parametrize("missing", list(MINIMAL))
     def test_what_has_no_default_is_asked_for(self, missing: str) -> None:
