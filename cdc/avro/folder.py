@@ -166,8 +166,9 @@ def _subject(path: Path, shared: Mapping[str, SharedType]) -> tuple[Candidate, .
         other = numbers.setdefault(int(stem), file)
         if other is not file:
             _refuse(file, f"version {stem} of {path.name} stands in two files, {other.name} and {file.name}", "keep one")
-        if stem != file.stem:
-            _refuse(file, "a version's number has no leading zeros", f"rename it to {stem}.avsc")
+    for number, file in numbers.items():
+        if file.stem != str(number):
+            _refuse(file, "a version's number has no leading zeros", f"rename it to {number}.avsc")
     if not numbers:
         _refuse(path, "the subject has no version", "add 1.avsc, or remove the folder")
     for expected, number in enumerate(sorted(numbers), 1):

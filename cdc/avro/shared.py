@@ -95,4 +95,4 @@ def too_deep(source: str, path: str) -> NoReturn:
 def refuse(source: str, path: str, reason: str, fix: str = "") -> NoReturn:
     """Raise the one kind of error that reading a schema ends in."""
     msg = f"{source} {path}: {reason}"
-    raise ConfigurationError(msg, fix)
+    raise ConfigurationError(msg, fix or "correct the schema")
