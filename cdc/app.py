@@ -7,8 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from cdc.avro import folder
-from cdc.avro.registry import Registry
+from cdc.avro.current import CurrentRegistry
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
@@ -58,9 +57,9 @@ def mapping(settings: Settings) -> OutboxMapping:
     )
 
 
-def registry(settings: Settings) -> Registry:
-    """Return the schema folder as it is now."""
-    return folder.load(Path(settings.schemas.folder))
+def schemas(settings: Settings) -> CurrentRegistry:
+    """Return the schema folder, which is taken up again when it changes."""
+    return CurrentRegistry(Path(settings.schemas.folder))
 
 
 def static_topics(settings: Settings) -> list[str]:
@@ -122,17 +121,19 @@ def observer(settings: Settings) -> PipelineObserver:
     return PipelineObserver(settings.name)
 
 
-def supervisor(settings: Settings, schemas: Registry, watch: PipelineObserver, stop: threading.Event) -> Supervisor:
+def supervisor(settings: Settings, registry: CurrentRegistry, watch: PipelineObserver, stop: threading.Event) -> Supervisor:
     """Return the pipeline, ready to run until `stop` is set."""
     live = catalog(settings)
     log, kafka, how, outbox = source(settings, live), publisher(settings), mapping(settings), table(settings)
     policy = Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None)
 
     def relay(position: Position, waiting: Waiting) -> Relay:
+        router = Router(how, registry.encoder, position.generation)
+        registry.changed = router.forget_schemas
         return Relay(
             source=log,
             publisher=kafka,
-            router=Router(how, schemas.encoder, position.generation),
+            router=router,
             policy=policy,
             observer=watch,
             position=position,
@@ -147,6 +148,7 @@ def supervisor(settings: Settings, schemas: Registry, watch: PipelineObserver, s
         publisher=kafka,
         precheck=lambda: check_columns(outbox, live.columns(outbox.schema, outbox.name), how),
         relay=relay,
+        refresh=registry.refresh,
         observer=watch,
         backoff=Backoff(BACKOFF_FIRST_S, BACKOFF_CAP_S, random.random),
         clock=time.monotonic,

@@ -42,7 +42,7 @@ def record_size(record: Record) -> int:
     """Upper bound in bytes of the record inside a batch: lengths and the batch header's share included."""
     size = RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:
-        size += HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")
+        size += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"")
     return size
 
 

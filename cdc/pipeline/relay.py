@@ -82,7 +82,7 @@ class Relay:
         self._held: list[Record] = []
         self._held_bytes = 0
         self._held_dead = 0
-        self._inside = False
+        self._inside = self._large = False
         self._topics: dict[str, tuple[int, int]] = {}
         self._routes: dict[str, Route] = {}
         self._routes_until = clock() + ROUTES_KEPT_S
@@ -147,7 +147,7 @@ class Relay:
         """A transaction is large: commit what came before it, then produce it as it is read."""
         if self._batch.whole:
             self._commit()
-        self._inside = True
+        self._inside = self._large = True
         self._produce()
 
     def _end(self, end: TransactionEnd) -> None:
@@ -206,6 +206,7 @@ class Relay:
         now = self._clock()
         opened_at = began if batch.opened_at is None else batch.opened_at
         self._observer.committed(position, batch.events, batch.dead_letters, now - opened_at)
+        self._large = False
         self._observer.published(self._topics)
         self._topics = {}
         batch.committed(position, began, now)
@@ -227,7 +228,7 @@ class Relay:
             elapsed = self._elapsed()
             if elapsed < self._publisher.transaction_timeout_s:
                 raise
-            if self._inside:
+            if self._large:
                 raise self._timed_out(elapsed) from error
             msg = f"the broker ended a Kafka transaction that was open for {elapsed:.1f} s"
             raise Retriable(msg) from error

@@ -84,8 +84,8 @@ class GraceEnded(CdcError):
 class Supervisor:
     """Keeps the pipeline streaming until it is asked to stop or must not go on.
 
-    `precheck` refuses what is wrong with the outbox table before the slot is taken; `backoff` gives the seconds before an
-    attempt, counted from 1; `pause` waits for so many seconds and returns early when `stopping` becomes true.
+    `precheck` refuses what is wrong with the outbox table before the slot is taken; `refresh` takes up new schemas;
+    `backoff` gives the seconds before an attempt, counted from 1; `pause` waits for so many seconds, or until `stopping`.
     """
 
     def __init__(  # noqa: PLR0913 - the ports and the world, by keyword
@@ -96,6 +96,7 @@ class Supervisor:
         publisher: Publisher,
         precheck: Callable[[], None],
         relay: Callable[[Position, Waiting], Relay],
+        refresh: Callable[[], object],
         observer: Observer,
         backoff: Callable[[int], float],
         clock: Callable[[], float],
@@ -108,6 +109,7 @@ class Supervisor:
         self._publisher = publisher
         self._precheck = precheck
         self._relay = relay
+        self._refresh = refresh
         self._observer = observer
         self._backoff = backoff
         self._clock = clock
@@ -193,6 +195,7 @@ class Supervisor:
 
     def _watch(self, position: Position, cluster: str) -> None:
         """Look whether what was proved at the door still holds, and show where the slot stands."""
+        self._refresh()
         server = self._source.watch()
         for kind, count in self._source.take_ignored().items():
             self._observer.ignored(kind, count)
