@@ -156,6 +156,18 @@ def _shared_types(path: Path) -> dict[str, SharedType]:
 def _subject(path: Path, shared: Mapping[str, SharedType]) -> tuple[Candidate, ...]:
     if not _SUBJECT.fullmatch(path.name):
         _refuse(path, "a subject's name is letters, digits, and . _ - inside it", "rename the folder")
+    numbers = _numbers(path)
+    if not numbers:
+        _refuse(path, "the subject has no version", "add 1.avsc, or remove the folder")
+    for expected, number in enumerate(sorted(numbers), 1):
+        if expected != number:
+            what = f"version {expected} of {path.name} is missing, but there is {numbers[number].name}"
+            _refuse(path, what, "versions are numbered without a gap; restore the file or rename the newer one")
+    return tuple(_file(path.name, number, numbers[number], shared) for number in sorted(numbers))
+
+
+def _numbers(path: Path) -> dict[int, Path]:
+    """Return the version files of a subject by their number."""
     numbers: dict[int, Path] = {}
     for file in sorted(path.iterdir()):
         if file.name.startswith("."):
@@ -169,13 +181,7 @@ def _subject(path: Path, shared: Mapping[str, SharedType]) -> tuple[Candidate, .
     for number, file in numbers.items():
         if file.stem != str(number):
             _refuse(file, "a version's number has no leading zeros", f"rename it to {number}.avsc")
-    if not numbers:
-        _refuse(path, "the subject has no version", "add 1.avsc, or remove the folder")
-    for expected, number in enumerate(sorted(numbers), 1):
-        if expected != number:
-            what = f"version {expected} of {path.name} is missing, but there is {numbers[number].name}"
-            _refuse(path, what, "versions are numbered without a gap; restore the file or rename the newer one")
-    return tuple(_file(path.name, number, numbers[number], shared) for number in sorted(numbers))
+    return numbers
 
 
 def _file(subject: str, number: int, path: Path, shared: Mapping[str, SharedType]) -> Candidate:
