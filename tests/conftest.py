@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.postgres import PostgresServer
+from tests.pipeline import Pipeline
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +80,72 @@ def drop_database(admin: psycopg.Connection[tuple[object, ...]], name: str) -> N
             + "); RETURN; EXCEPTION WHEN object_in_use THEN PERFORM pg_sleep(0.05); END; END LOOP; END $$"
         )
     admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, unique: str, database: str, kafka: str) -> Iterator[Pipeline]:
+    """A pipeline on the shared servers: nothing is made and nothing runs yet."""
+    with Pipeline(tmp_path, unique, database, kafka) as made:
+        yield made
+
+
+Pipelines = Callable[[str, str], Pipeline]
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path, unique: str) -> Iterator[Pipelines]:
+    """Make a pipeline on other servers, named by a dsn and bootstrap.servers."""
+    with ExitStack() as stack:
+
+        def make(dsn: str, bootstrap: str) -> Pipeline:
+            return stack.enter_context(Pipeline(tmp_path, unique, dsn, bootstrap))
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[PostgresServer]:
+    """PostgreSQL 15, the oldest version that many still have."""
+    with PostgresServer(version=15) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _spare_kafka() -> Iterator[KafkaBroker]:
+    with KafkaBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def spare_kafka(_spare_kafka: KafkaBroker) -> Iterator[KafkaBroker]:
+    """A broker that a test may freeze, kill and restart: it runs again afterwards."""
+    yield _spare_kafka
+    _spare_kafka.thaw()
+    if _spare_kafka.pid is None:
+        _spare_kafka.start()
+
+
+@pytest.fixture(scope="session")
+def _spare_postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def spare_postgres(_spare_postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """A PostgreSQL that a test may stop and restart: it runs again afterwards."""
+    yield _spare_postgres
+    if _spare_postgres.pid is None:
+        _spare_postgres.start()
+
+
+@pytest.fixture
+def spare_database(spare_postgres: PostgresServer, unique: str) -> Iterator[str]:
+    """The connection string of a fresh database on that server."""
+    with psycopg.connect(spare_postgres.dsn(), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(unique)))
+    yield spare_postgres.dsn(unique)
+    if spare_postgres.pid is None:
+        spare_postgres.start()
+    with psycopg.connect(spare_postgres.dsn(), autocommit=True) as admin:
+        drop_database(admin, unique)
