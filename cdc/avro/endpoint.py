@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from cdc.avro.confluent import MEDIA_TYPE, Answer, answer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 
     from cdc.avro.registry import Registry
 
@@ -25,7 +25,7 @@ MAX_BODY_BYTES: Final = 4_000_000
 """As large as a schema file may be; more is not read."""
 
 
-def application(registry: Callable[[], Registry], *prefixes: str) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+def application(registry: Callable[[], Registry], *prefixes: str) -> Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]:
     """Build the application; a path may begin with one of `prefixes`, such as /registry."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:

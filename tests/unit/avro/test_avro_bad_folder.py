@@ -11,8 +11,8 @@ import pytest
 
 from cdc.avro import folder
 from cdc.avro.encoder import Encoder
-from cdc.avro.parse import MAX_DEPTH
 from cdc.avro.schema import Json
+from cdc.avro.shared import MAX_DEPTH
 from cdc.cli import main
 from cdc.errors import ConfigurationError, InvalidEvent
 
