@@ -46,9 +46,12 @@ class Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Decide about one line; its first word tells its kind."""
+        message = record.getMessage()
+        if message.endswith(": retrying") and message.startswith("GETPID"):
+            return False  # a step of every fence: the broker is still ending what the older instance left open
         if record.levelno > logging.WARNING:
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-        kind, now = record.getMessage().split(" ", 1)[0], self._clock()
+        kind, now = message.split(" ", 1)[0], self._clock()
         if now - self._last.get(kind, -REPEATED_S) < REPEATED_S:
             return False
         self._last[kind] = now
