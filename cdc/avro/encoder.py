@@ -18,6 +18,7 @@ import orjson
 
 from cdc.avro.codegen import generate
 from cdc.avro.explain import problems
+from cdc.avro.passthrough import Passthrough
 from cdc.avro.schema import Fixed, Json, Primitive, walk
 from cdc.avro.wire import COUNTS
 from cdc.errors import InvalidEvent
@@ -36,7 +37,7 @@ _REFUSALS: Final = (
 class Encoder:
     """Encodes payloads of one version of one subject."""
 
-    __slots__ = ("_body", "_exact", "_schema", "_source", "dataschema", "parse", "schema_id", "subject", "version")
+    __slots__ = ("_body", "_exact", "_passthrough", "_schema", "_source", "dataschema", "parse", "schema_id", "subject", "version")
 
     def __init__(self, subject: str, version: int, schema_id: int, schema: Schema) -> None:
         self.subject = subject
@@ -45,6 +46,7 @@ class Encoder:
         self.dataschema = f"{subject}/{version}"
         self._schema = schema
         self._exact = _needs_exact(schema)
+        self._passthrough: Passthrough | None = None
         self.parse: Callable[[bytes | str], Json] = exact_json if self._exact else orjson.loads
         self._source = generate(schema, b"\0" + schema_id.to_bytes(4, "big"))
         self._body = _compiled(self._source.text, self._source.constants, self.dataschema)
@@ -84,6 +86,12 @@ class Encoder:
         """Check a row's JSON text and return it unchanged; raises InvalidEvent."""
         self.encode(payload)
         return payload
+
+    def pass_through(self, payload: bytes) -> bytes:
+        """Check a payload that is Avro already and return the Confluent wire format; raises InvalidEvent."""
+        if self._passthrough is None:
+            self._passthrough = Passthrough(self.dataschema, self.schema_id, self._schema)
+        return self._passthrough.check(payload)
 
     def _slowly(self, value: Json) -> bytes:
         found = problems(self._schema, value)
