@@ -13,7 +13,7 @@ $(STAMP): requirements.lock pyproject.toml cdc/devstack/jars.lock.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	$(BIN)/python -m cdc.devstack.jars
+	$(BIN)/python -m cdc.devstack
 	@touch $@
 
 demo: setup

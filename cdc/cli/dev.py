@@ -14,6 +14,8 @@ from cdc.devstack import stack
 
 app = typer.Typer(no_args_is_help=True, help="Start and stop a PostgreSQL and a Kafka for development.")
 
+SHOWN = ("postgres_dsn", "bootstrap_servers", "postgres_pid", "kafka_pid")
+
 Folder = Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Where the servers keep their data.")]
 
 
@@ -42,7 +44,7 @@ def down(folder: Folder = None, as_json: Json = False) -> None:
 
 
 def _show(running: stack.Running, *, as_json: bool) -> None:
-    document = {key: value for key, value in asdict(running).items() if key != "started"}
+    document = {key: value for key, value in asdict(running).items() if key in SHOWN}
     if as_json:
         print_json({"running": True, **document})
     else:

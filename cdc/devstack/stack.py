@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cdc.devstack.jars import cache_dir
 from cdc.devstack.kafka import KafkaBroker
-from cdc.devstack.postgres import PostgresServer
+from cdc.devstack.postgres import PostgresServer, open_cache
+from cdc.devstack.process import accepts, send, start_time, wait_gone
 
 STOP_TIMEOUT_S = 30.0
 
@@ -22,9 +20,16 @@ STOP_TIMEOUT_S = 30.0
 class Stack:
     """A PostgreSQL and a Kafka, started side by side."""
 
-    def __init__(self, folder: Path | None = None, *, dies_with_us: bool = True) -> None:
-        self.postgres = PostgresServer(folder and folder / "postgres", dies_with_us=dies_with_us)
-        self.kafka = KafkaBroker(folder and folder / "kafka", dies_with_us=dies_with_us)
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        dies_with_us: bool = True,
+        postgres_port: int | None = None,
+        kafka_ports: tuple[int, int] | None = None,
+    ) -> None:
+        self.postgres = PostgresServer(folder and folder / "postgres", port=postgres_port, dies_with_us=dies_with_us)
+        self.kafka = KafkaBroker(folder and folder / "kafka", ports=kafka_ports, dies_with_us=dies_with_us)
 
     def __enter__(self) -> Self:
         self.start()
@@ -35,53 +40,82 @@ class Stack:
 
     def start(self) -> None:
         """Start both; when one does not come up, stop the other one."""
+        servers = (self.postgres, self.kafka)
         try:
-            if self.postgres._dies_with_us:  # noqa: SLF001 - the kernel's death signal follows the thread that started a child
-                self.postgres.start()
-                self.kafka.start()
-                return
-            with ThreadPoolExecutor(2) as pool:
-                for started in [pool.submit(self.postgres.start), pool.submit(self.kafka.start)]:
-                    started.result()
+            with ThreadPoolExecutor(len(servers)) as pool:
+                list(pool.map(lambda server: server.prepare(), servers))
+            for server in servers:  # not in the pool: a server that dies with us dies with the thread that started it
+                server.launch()
+            for server in servers:
+                server.wait()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Stop both."""
+        """End both; temporary folders go with them."""
         self.kafka.close()
         self.postgres.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Servers that stay: their addresses and pids, with the start time that tells a pid from a later one."""
+    """Servers that stay: their addresses, ports and pids, with the start times that tell a pid from a later one."""
 
     postgres_dsn: str
     bootstrap_servers: str
     postgres_pid: int
     kafka_pid: int
-    started: dict[str, int]
+    postgres_started: int
+    kafka_started: int
+    postgres_port: int
+    kafka_ports: tuple[int, int]
+
+    @property
+    def processes(self) -> dict[int, int]:
+        """Pids and start times; PostgreSQL's first."""
+        return {self.postgres_pid: self.postgres_started, self.kafka_pid: self.kafka_started}
+
+    @property
+    def alive(self) -> list[int]:
+        """The pids of those that still run."""
+        return [pid for pid, started in self.processes.items() if start_time(pid) == started]
 
 
 def state_folder(name: str = "dev") -> Path:
     """Return the folder of the servers that stay."""
-    return cache_dir() / name
+    return open_cache() / name
 
 
 def up(folder: Path) -> Running:
-    """Start servers that survive us, unless they run already."""
+    """Start servers that survive us, unless they run already; on the ports they had before if those are free."""
+    folder = folder.absolute()
     running = status(folder)
     if running is not None:
         return running
-    stack = Stack(folder, dies_with_us=False)
+    down(folder)  # one of the two may be left
+    before = _recorded(folder)
+    stack = Stack(
+        folder,
+        dies_with_us=False,
+        postgres_port=before.postgres_port if before and not accepts(before.postgres_port) else None,
+        kafka_ports=before.kafka_ports if before and not any(map(accepts, before.kafka_ports)) else None,
+    )
     stack.start()
-    pids = (stack.postgres.pid or 0, stack.kafka.pid or 0)
+    return record(stack, folder)
+
+
+def record(stack: Stack, folder: Path) -> Running:
+    """Write down servers that stay, for `status` and `down`."""
     running = Running(
         stack.postgres.dsn(),
         stack.kafka.bootstrap_servers,
-        *pids,
-        {str(pid): _start_time(pid) or 0 for pid in pids},
+        stack.postgres.pid or 0,
+        stack.kafka.pid or 0,
+        stack.postgres.started or 0,
+        stack.kafka.started or 0,
+        stack.postgres.port,
+        (stack.kafka.port, stack.kafka.controller_port),
     )
     (folder / "running.json").write_text(json.dumps(asdict(running)))
     return running
@@ -90,7 +124,7 @@ def up(folder: Path) -> Running:
 def status(folder: Path) -> Running | None:
     """Return the servers of a folder if both still run."""
     running = _recorded(folder)
-    return running if running is not None and len(_alive(running)) == len(running.started) else None
+    return running if running is not None and len(running.alive) == len(running.processes) else None
 
 
 def down(folder: Path) -> list[int]:
@@ -98,31 +132,17 @@ def down(folder: Path) -> list[int]:
     running = _recorded(folder)
     if running is None:
         return []
-    alive = _alive(running)
+    alive = running.alive
     for pid in alive:
-        os.kill(pid, signal.SIGINT if pid == running.postgres_pid else signal.SIGTERM)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while _alive(running) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid in _alive(running):
-        os.kill(pid, signal.SIGKILL)
-    (folder / "running.json").unlink()
+        send(pid, running.processes[pid], signal.SIGINT if pid == running.postgres_pid else signal.SIGTERM)
+    for pid in wait_gone(running.processes.items(), STOP_TIMEOUT_S):
+        send(pid, running.processes[pid], signal.SIGKILL)
     return alive
 
 
 def _recorded(folder: Path) -> Running | None:
-    path = folder / "running.json"
-    return Running(**json.loads(path.read_text())) if path.exists() else None
-
-
-def _alive(running: Running) -> list[int]:
-    return [int(pid) for pid, started in running.started.items() if _start_time(int(pid)) == started]
-
-
-def _start_time(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot (proc(5), field 22 of stat), or None when it is gone or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
+        document = json.loads((folder / "running.json").read_text())
+        return Running(**{**document, "kafka_ports": tuple(document["kafka_ports"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, or written by another version
