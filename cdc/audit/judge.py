@@ -116,7 +116,7 @@ class Verdict:
 
 def digest(value: bytes | None) -> bytes:
     """Return what stands for a payload: two values are the same if and only if their digests are."""
-    return b"" if value is None else hashlib.blake2b(value, digest_size=16).digest()
+    return bytes(16) if value is None else hashlib.blake2b(value, digest_size=16).digest()
 
 
 def place_of(sequence: bytes | None) -> bytes | None:
