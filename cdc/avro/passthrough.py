@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Reader = Callable[[bytes, int], int]
 
 HEADER_BYTES: Final = 5
+
+MAX_EMPTY_ITEMS: Final = 1000
+"""Items of a list that take no bytes (nulls): without a limit, ten bytes could keep us busy for years."""
+
 _VARINT_BYTES: Final = 10
 _CONTINUES: Final = 128
 _DAY: Final = {"millis": 86_400_000, "micros": 86_400_000_000}
@@ -168,7 +172,7 @@ def _blocks(item: Reader) -> Reader:
             if count < 0:
                 size, at = varint(data, at)
             begin = at
-            if abs(count) > len(data):  # also a list of nulls, which take no bytes: it could go on for ever
+            if abs(count) > len(data) + MAX_EMPTY_ITEMS:
                 raise _BrokenError(f"at byte {start} stands a list that is longer than the payload")
             for _ in range(abs(count)):
                 at = item(data, at)

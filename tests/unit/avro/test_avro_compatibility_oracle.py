@@ -112,7 +112,7 @@ def assert_witnessed(writer: Schema, reader: Schema, problem: Incompatibility) -
         pytest.fail(f"read all the same: {problem}: {resolved(writer, reader, body)}")
 
 
-@settings(patient, max_examples=1500)
+@settings(patient, max_examples=700)
 @given(st.data())
 def test_the_checker_agrees_with_fastavro(data: st.DataObject) -> None:
     generated = data.draw(typed(2).filter(lambda t: nodes(t.schema)))
