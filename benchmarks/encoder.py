@@ -31,12 +31,8 @@ SHAPE_LIMIT = 1.5
 
 EXCEPTIONS = {
     "times as ISO text": (
-        4.0,
-        "fastavro is given datetime objects, ours the text of the row, which it parses and checks to the last digit",
-    ),
-    "decimals": (
         2.0,
-        "both scale decimals with Python's decimal module; ours also checks digits that fastavro rounds or lets overflow",
+        "fastavro is given datetime objects, ours the text of the row, which it parses and checks to the last digit",
     ),
 }
 """Shapes that may take longer than SHAPE_LIMIT: up to how many times, and why."""
