@@ -1,6 +1,7 @@
 """Servers for tests: one PostgreSQL and one Kafka for the whole run, a database and a name of its own for each test.
 
-TEST_POSTGRES_DSN and TEST_KAFKA_BOOTSTRAP name servers that somebody else started.
+TEST_POSTGRES_DSN and TEST_KAFKA_BOOTSTRAP name servers that somebody else started. A server that can't be had skips its tests
+at home and fails them in CI.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -18,7 +20,35 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.postgres import PostgresServer
+from cdc.devstack.server import Server
+from cdc.errors import CdcError
 from tests.pipeline import Pipeline
+
+Kind = TypeVar("Kind", bound=Server)
+
+SERVERS = {"postgres_dsn", "postgres15", "kafka_bootstrap", "_spare_kafka", "_spare_postgres"}
+"""Fixtures that start a server."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need servers."""
+    for item in items:
+        if SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.servers)
+
+
+@contextmanager
+def running(server: Kind) -> Iterator[Kind]:
+    """Start a server, and end it afterwards."""
+    try:
+        server.start()
+    except CdcError as error:
+        server.close()
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    with server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +58,7 @@ def postgres_dsn() -> Iterator[str]:
     if own:
         yield own
         return
-    with PostgresServer() as server:
+    with running(PostgresServer()) as server:
         yield server.dsn()
 
 
@@ -39,7 +69,7 @@ def kafka_bootstrap() -> Iterator[str]:
     if own:
         yield own
         return
-    with KafkaBroker() as broker:
+    with running(KafkaBroker()) as broker:
         yield broker.bootstrap_servers
 
 
@@ -106,13 +136,13 @@ def pipelines(tmp_path: Path, unique: str) -> Iterator[Pipelines]:
 @pytest.fixture(scope="session")
 def postgres15() -> Iterator[PostgresServer]:
     """PostgreSQL 15, the oldest version that many still have."""
-    with PostgresServer(version=15) as server:
+    with running(PostgresServer(version=15)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def _spare_kafka() -> Iterator[KafkaBroker]:
-    with KafkaBroker() as broker:
+    with running(KafkaBroker()) as broker:
         yield broker
 
 
@@ -127,7 +157,7 @@ def spare_kafka(_spare_kafka: KafkaBroker) -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="session")
 def _spare_postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
+    with running(PostgresServer()) as server:
         yield server
 
 
