@@ -7,6 +7,7 @@ made from PostgreSQL and Kafka, and says that no pipeline runs.
 from __future__ import annotations
 
 import http.client
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import orjson
 
 from cdc.cli.options import Config, Json, Sets, settings_from
 from cdc.cli.output import console, print_json, say, table
-from cdc.settings import Settings
+from cdc.settings import Settings, mask
 
 ANSWER_WITHIN_S = 3.0
 """Seconds for the endpoint's answer: it reads a snapshot in memory, so a healthy one needs milliseconds."""
@@ -59,8 +60,40 @@ def ask(settings: Settings) -> dict[str, Any] | None:
 
 
 def look(settings: Settings) -> dict[str, Any]:
-    """Return what PostgreSQL and Kafka tell while no pipeline runs, in the same form."""
-    return {"running": False, "pipeline": settings.name, "state": "not running", "reason": ""}
+    """Return what PostgreSQL and Kafka tell while no pipeline answers, in the same form; an end that is away is a reason.
+
+    The server is looked at before the position: a pipeline that runs elsewhere moves both, and the position moves first.
+    """
+    from cdc import app  # noqa: PLC0415 - loads the clients, which a running pipeline's answer does not need
+    from cdc.audit.check import look as look_at_server  # noqa: PLC0415
+    from cdc.cli.check import case  # noqa: PLC0415
+    from cdc.errors import CdcError  # noqa: PLC0415
+    from cdc.observe.health import Snapshot, Turn, status_document  # noqa: PLC0415
+
+    now_us = time.time_ns() // 1000
+    server = position = None
+    reasons = []
+    catalog, publisher = app.catalog(settings), app.publisher(settings)
+    try:
+        try:
+            server = look_at_server(case(settings), catalog)
+        except CdcError as error:
+            reasons.append(error.what)
+        try:
+            position, _ = publisher.peek()
+        except CdcError as error:
+            reasons.append(error.what)
+    finally:
+        catalog.close()
+        publisher.close()
+    slot = None if server is None else server.slot
+    if server is not None and slot is None:
+        reasons.append(f"slot {settings.postgres.slot!r} does not exist")
+    elif slot is not None and slot.active_pid is not None:
+        reasons.append(f"backend {slot.active_pid} reads the slot: a pipeline runs somewhere else")
+    turn = Turn(now_us, "not running", mask("; ".join(" ".join(reason.split()) for reason in reasons)))
+    snapshot = Snapshot(settings.name, turn, (), position, server)
+    return {"running": False, **status_document(snapshot, now_us)}
 
 
 def show(document: Mapping[str, Any]) -> None:

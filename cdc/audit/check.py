@@ -1,0 +1,115 @@
+"""The doctor: every precondition in PostgreSQL, Kafka and the schema folder, each a Finding with its fix.
+
+Strategy: a list of questions, each a generator of findings that looks and never changes anything: no fence, no slot taken,
+no topic made. A question that cannot be answered because its server refuses or is away is a finding like any other, and the
+next question is asked all the same.
+
+Rules.
+- The server is looked at before the position and once more after it: the slot of a running pipeline moves on meanwhile, and
+  so does the end of the log. The older slot and the newer log are what the position has to fit between.
+- A position that an open Kafka transaction may hide is no proof that anything is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from confluent_kafka import IsolationLevel, TopicPartition
+
+from cdc.audit import check_kafka, check_postgres
+from cdc.audit.finding import Case, Finding, Patience, Status, Told, asked, failed, nothing, ok, warning
+from cdc.audit.init import IDENTIFY_TIMEOUT_S
+from cdc.avro import folder
+from cdc.errors import CdcError, ContinuityError
+from cdc.kafka.publisher import KafkaPublisher
+from cdc.kafka.topics import latest
+from cdc.pipeline import continuity
+from cdc.postgres.catalog import LiveCatalog
+from cdc.postgres.link import PqLink
+from cdc.postgres.server import Server
+
+
+def examine(case: Case, publisher: KafkaPublisher, patience: Patience) -> list[Finding]:
+    """Ask everything; the findings stand in the order of an operator's questions."""
+    catalog = LiveCatalog(case.dsn, case.application_name)
+    try:
+        return list(_examination(case, catalog, publisher, patience))
+    finally:
+        catalog.close()
+
+
+def _examination(case: Case, catalog: LiveCatalog, publisher: KafkaPublisher, patience: Patience) -> Iterator[Finding]:
+    yield from asked("schemas", "folder", _schemas(case))
+    server = list(asked("postgres", "reachable", check_postgres.reached(catalog, patience)))
+    yield from server
+    server_answers = server[-1].status is not Status.FAILED
+    if server_answers:
+        for check, question in check_postgres.QUESTIONS.items():
+            yield from asked("postgres", check, question(case, catalog))
+    cluster = list(asked("kafka", "reachable", check_kafka.reached(publisher, patience)))
+    yield from cluster
+    if cluster[-1].status is not Status.FAILED:
+        for check, ask in check_kafka.QUESTIONS.items():
+            yield from asked("kafka", check, ask(case, publisher))
+        if server_answers:
+            yield from asked("continuity", "position and slot", _continuity(case, catalog, publisher))
+
+
+def _schemas(case: Case) -> Told:
+    contents = folder.scan(case.schemas)
+    for file in contents.unlocked:
+        yield failed(f"{file.source}: {file} is not in registry.lock", "run `cdc schemas add --all` and commit the lock")
+    registry = folder.registry(contents)
+    versions = list(registry.versions)
+    broken = 0
+    for version in versions:
+        try:
+            registry.encoder(version.subject, version.number)
+        except CdcError as error:
+            broken += 1
+            yield failed(f"{version} cannot be compiled: {error.what}", error.fix or "mend it with a new version")
+    if not versions:
+        yield warning(f"{case.schemas} holds no locked version: every row would be invalid", "add a schema, then `cdc schemas add --all`")
+    elif not broken and not contents.unlocked:
+        yield ok(f"{len(versions)} versions of {len(registry.subjects)} subjects are locked and compile")
+
+
+def _continuity(case: Case, catalog: LiveCatalog, publisher: KafkaPublisher) -> Told:
+    before = look(case, catalog)
+    try:
+        position, cluster = publisher.peek()
+        hidden = hides(publisher)
+    except CdcError as error:
+        yield failed(f"the position cannot be read: {error.what}", error.fix or "see what was found of Kafka")
+        return
+    server = replace(look(case, catalog), slot=before.slot)
+    try:
+        proved = continuity.prove(continuity.Evidence(case.pipeline, case.slot, server, cluster, position))
+    except ContinuityError as error:
+        if not hidden:
+            raise
+        yield warning(f"a Kafka transaction is open on the position topic, and may hide a newer position: {error.what}", "check again")
+        return
+    behind = max(0, server.flush_lsn - proved.end_lsn)
+    yield ok(f"the log goes on at {proved.end_lsn}, {behind:,} bytes before its end")
+    if proved.hold is not None:
+        yield warning(f"a command holds the pipeline: {proved.hold}", "let it end; if it was interrupted, run it again")
+
+
+def look(case: Case, catalog: LiveCatalog) -> Server:
+    """See the server, the slot and the publication, without taking anything."""
+    link = PqLink(case.dsn, case.application_name, IDENTIFY_TIMEOUT_S)
+    try:
+        system_id, history, _ = link.identify()
+        return catalog.server(case.slot, case.publication, system_id, history, link.backend_pid)
+    finally:
+        link.close()
+
+
+def hides(publisher: KafkaPublisher) -> bool:
+    """Tell whether an open Kafka transaction may hide a position: readers of committed records see less than there is."""
+    partition = TopicPartition(publisher.positions.topic, 0)
+    (seen,) = publisher.topics.offsets({partition: latest()}, IsolationLevel.READ_COMMITTED, nothing)
+    (end,) = publisher.topics.offsets({partition: latest()}, IsolationLevel.READ_UNCOMMITTED, nothing)
+    return seen < end

@@ -1,0 +1,232 @@
+"""The doctor's questions to PostgreSQL: what keeps rows out of the log, out of the stream, or the slot from living."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cdc.audit.finding import Case, Patience, Told, failed, ok, warning
+from cdc.audit.init import OLDEST_SERVER
+from cdc.outbox.mapping import found
+from cdc.outbox.table import check_columns
+from cdc.postgres.catalog import LiveCatalog
+
+GOOD_MINORS = {14: 18, 15: 13, 16: 9, 17: 5}
+"""Major version -> the minor from which ALTER PUBLICATION beside an open transaction loses no rows of it."""
+
+OLD_TRANSACTION_S = 600
+"""Seconds after which an open transaction that writes is worth a warning: the slot keeps the log from its beginning on."""
+
+
+def reached(catalog: LiveCatalog, patience: Patience) -> Told:
+    """Ask for the server and its version."""
+    [(number, version, user, database)] = patience(
+        lambda: catalog.query(
+            "SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user, current_database()"
+        )
+    )
+    if number < OLDEST_SERVER:
+        yield failed(f"the server is PostgreSQL {version}", "use PostgreSQL 14 or newer")
+        return
+    if number % 10_000 < GOOD_MINORS.get(number // 10_000, 0):
+        major = number // 10_000
+        yield warning(
+            f"PostgreSQL {version} can lose rows when a publication is altered beside open transactions",
+            f"update to {major}.{GOOD_MINORS[major]} or newer",
+        )
+        return
+    yield ok(f"PostgreSQL {version}, database {database!r} as role {user!r}")
+
+
+def _wal_level(_: Case, catalog: LiveCatalog) -> Told:
+    level = catalog.setting("wal_level")
+    if level == "logical":
+        yield ok("wal_level is logical")
+    else:
+        yield failed(f"wal_level is {level!r}: the log holds no rows", "set wal_level = logical in postgresql.conf and restart PostgreSQL")
+
+
+def _primary(_: Case, catalog: LiveCatalog) -> Told:
+    if catalog.query("SELECT pg_is_in_recovery()")[0][0]:
+        yield failed("the server is in recovery (a standby)", "connect to the primary: target_session_attrs=read-write in postgres.dsn")
+    else:
+        yield ok("the server is a primary")
+
+
+def _role(case: Case, catalog: LiveCatalog) -> Told:
+    [(role, may)] = catalog.query("SELECT rolname, rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user")
+    if may:
+        yield ok(f"role {role!r} may replicate")
+    else:
+        yield failed(f"role {role!r} may not replicate", "ALTER ROLE .. REPLICATION; `cdc init --sql` prints all that the role needs")
+    readable = catalog.query(
+        "SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+        (case.table.schema, case.table.name),
+    )
+    if readable and not readable[0][0]:
+        fix = f"GRANT USAGE ON SCHEMA .. and GRANT SELECT ON {case.table}; `cdc init --sql` prints them"
+        yield warning(f"role {role!r} may not read {case.table}: `cdc verify` cannot compare", fix)
+
+
+def _room(case: Case, catalog: LiveCatalog) -> Told:
+    [(slots, max_slots, ours, senders, max_senders)] = catalog.query(
+        "SELECT (SELECT count(*) FROM pg_catalog.pg_replication_slots), current_setting('max_replication_slots')::int,"
+        " (SELECT count(*) FROM pg_catalog.pg_replication_slots WHERE slot_name = %s),"
+        " (SELECT count(*) FROM pg_catalog.pg_stat_replication), current_setting('max_wal_senders')::int",
+        (case.slot,),
+    )
+    if slots >= max_slots and not ours:
+        yield failed(f"all {max_slots} replication slots are taken", "raise max_replication_slots and restart, or drop a slot")
+    else:
+        yield ok(f"{slots} of {max_slots} replication slots are taken")
+    if senders >= max_senders:
+        yield warning(f"all {max_senders} WAL senders are busy", "raise max_wal_senders and restart PostgreSQL")
+    else:
+        yield ok(f"{senders} of {max_senders} WAL senders are busy")
+
+
+def _table(case: Case, catalog: LiveCatalog) -> Told:
+    check_columns(case.table, catalog.columns(case.table.schema, case.table.name), case.mapping)
+    [(persistence,)] = catalog.query(
+        "SELECT c.relpersistence::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s",
+        (case.table.schema, case.table.name),
+    )
+    if persistence != "p":
+        yield failed(f"table {case.table} is not logged: its rows never reach the log", f"ALTER TABLE {case.table} SET LOGGED")
+    else:
+        yield ok(f"table {case.table} has every mapped column")
+
+
+def _publication(case: Case, catalog: LiveCatalog) -> Told:
+    rows = catalog.query("SELECT to_jsonb(p) FROM pg_catalog.pg_publication p WHERE p.pubname = %s", (case.publication,))
+    if not rows:
+        yield failed(f"publication {case.publication!r} does not exist", "run `cdc init`")
+        return
+    publication: dict[str, Any] = rows[0][0]
+    recreate = "drop it and run `cdc init`; once positions exist, `cdc recover` replaces it without a gap"
+    named = f"publication {case.publication!r}"
+    problems = list(_members(case, catalog, publication, named, recreate))
+    if not publication["pubinsert"]:
+        problems.append(failed(f"{named} does not publish inserts", recreate))
+    if publication["pubupdate"] or publication["pubdelete"] or publication["pubtruncate"]:
+        what = f"{named} publishes more than inserts: without a replica identity UPDATE and DELETE of the outbox are refused"
+        problems.append(warning(what, f"ALTER PUBLICATION changes its fingerprint: {recreate}"))
+    yield from problems or [ok(f"{named} publishes inserts into {case.table} and nothing else")]
+
+
+def _members(case: Case, catalog: LiveCatalog, publication: Mapping[str, Any], named: str, recreate: str) -> Told:
+    if publication["puballtables"]:
+        yield failed(f"{named} is FOR ALL TABLES: every table of the database would be decoded", recreate)
+        return
+    relations = catalog.query(
+        "SELECT n.nspname, c.relname, c.relkind::text FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_class c ON c.oid = r.prrelid"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.prpubid = %s::bigint::oid",
+        (publication["oid"],),
+    )
+    ours = [kind for schema, name, kind in relations if (schema, name) == (case.table.schema, case.table.name)]
+    shown = catalog.query("SELECT to_jsonb(t) FROM pg_catalog.pg_publication_tables t WHERE t.pubname = %s", (case.publication,))
+    if not ours:
+        yield failed(f"{named} does not name {case.table}", recreate)
+        return
+    others = len(relations) - len(ours)
+    if others:
+        yield warning(f"{named} names {others} other table(s), whose rows are decoded in vain", recreate)
+    if ours[0] == "p" and not publication["pubviaroot"]:
+        yield failed(
+            f"{case.table} is partitioned and {named} names its partitions instead of it", f"{recreate} (publish_via_partition_root)"
+        )
+    for (entry,) in shown:
+        if (entry["schemaname"], entry["tablename"]) != (case.table.schema, case.table.name):
+            continue
+        if entry.get("rowfilter"):
+            yield failed(f"{named} has a row filter: rows that it hides are never published", recreate)
+        if (attributes := entry.get("attnames")) is not None:
+            yield from _hidden(case, catalog, attributes, named, recreate)
+
+
+def _hidden(case: Case, catalog: LiveCatalog, attributes: Sequence[str], named: str, recreate: str) -> Told:
+    columns = [column.name for column in catalog.columns(case.table.schema, case.table.name) or () if not column.generated]
+    mapped = {columns[i] for i in found(case.mapping, columns).columns.values()}
+    hidden = sorted(mapped - set(attributes))
+    if hidden:
+        yield failed(f"{named} has a column list that hides {', '.join(hidden)}", recreate)
+
+
+def _slot(case: Case, catalog: LiveCatalog) -> Told:
+    slot = catalog.slot(case.slot)
+    if slot is None:
+        yield failed(f"slot {case.slot!r} does not exist", "run `cdc init`; if it existed before, `cdc recover`")
+        return
+    recover = "`cdc recover` makes a new slot and publishes the rows that Kafka lacks"
+    [(database,)] = catalog.query("SELECT current_database()")
+    if slot.plugin != "pgoutput":
+        yield failed(f"slot {slot.name!r} has output plugin {slot.plugin!r}", "it belongs to somebody else: choose another postgres.slot")
+    elif slot.database != database:
+        yield failed(f"slot {slot.name!r} belongs to database {slot.database!r}", "correct postgres.dsn or postgres.slot")
+    elif slot.wal_status == "lost" or slot.invalidation_reason is not None:
+        why = slot.invalidation_reason or "the log that it needs was removed"
+        yield failed(f"slot {slot.name!r} is lost: {why}", recover)
+    elif slot.wal_status == "unreserved":
+        yield warning(f"slot {slot.name!r} is about to be lost: it keeps more than max_slot_wal_keep_size", "start the pipeline now")
+    else:
+        user = "nobody reads it" if slot.active_pid is None else f"backend {slot.active_pid} reads it"
+        yield ok(f"slot {slot.name!r} is {slot.wal_status}, confirmed up to {slot.confirmed_flush_lsn}; {user}")
+
+
+def _retention(_: Case, catalog: LiveCatalog) -> Told:
+    keep = catalog.setting("max_slot_wal_keep_size")
+    if keep == "-1":
+        yield warning(
+            "max_slot_wal_keep_size is unlimited: a pipeline that stands still fills the disk of the primary",
+            "set max_slot_wal_keep_size below the free space, and alert on the lag well before",
+        )
+    else:
+        yield ok(f"a slot may keep {keep} of log (max_slot_wal_keep_size)")
+    [(idle,)] = catalog.query("SELECT current_setting('idle_replication_slot_timeout', true)")
+    if idle not in (None, "", "0"):
+        yield warning(f"a slot that nobody reads for {idle} is lost (idle_replication_slot_timeout)", "set it to 0, or to days")
+
+
+def _synchronous(case: Case, catalog: LiveCatalog) -> Told:
+    names = catalog.setting("synchronous_standby_names")
+    if "*" in names or case.application_name in names:
+        yield warning(
+            f"synchronous_standby_names = {names!r} counts the pipeline as a synchronous standby: commits would wait for Kafka",
+            "name the real standbys",
+        )
+    else:
+        yield ok("no commit waits for the pipeline")
+
+
+def _old_transactions(_: Case, catalog: LiveCatalog) -> Told:
+    [(visible, oldest, prepared)] = catalog.query(
+        "SELECT pg_has_role('pg_read_all_stats', 'USAGE'),"
+        " (SELECT extract(epoch FROM now() - min(xact_start))::bigint FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL),"
+        " (SELECT extract(epoch FROM now() - min(prepared))::bigint FROM pg_catalog.pg_prepared_xacts)"
+    )
+    age = max(oldest or 0, prepared or 0)
+    if age >= OLD_TRANSACTION_S:
+        where = (
+            "prepared transaction (pg_prepared_xacts)" if (prepared or 0) >= (oldest or 0) else "transaction (pg_stat_activity.xact_start)"
+        )
+        yield warning(f"a {where} has been open for {age} s: the slot keeps the log from its beginning on", "end it")
+    else:
+        more = "" if visible else " (of our own role: membership in pg_read_all_stats shows all)"
+        yield ok(f"no transaction that writes is older than {OLD_TRANSACTION_S} s{more}")
+
+
+QUESTIONS: Mapping[str, Callable[[Case, LiveCatalog], Told]] = {
+    "wal_level": _wal_level,
+    "primary": _primary,
+    "role": _role,
+    "slots and WAL senders": _room,
+    "outbox table": _table,
+    "publication": _publication,
+    "slot": _slot,
+    "retention": _retention,
+    "synchronous_standby_names": _synchronous,
+    "open transactions": _old_transactions,
+}
+"""What is asked once the server answers, in this order."""
