@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cdc.errors import ConfigurationError, ContinuityError, PostgresRefused
+from cdc.errors import ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
 from cdc.outbox.mapping import OutboxMapping
@@ -69,9 +69,9 @@ def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say) -> Positi
     ends = _Ends(plan, administration, catalog, publisher, say)
     try:
         check_server(catalog)
+        _ensure_table(ends)
         if administration.ensure_role(plan.dsn, plan.table):
             say("created the pipeline's role")
-        _ensure_table(ends)
         _ensure_topics(ends)
         position, cluster = publisher.peek()
         if position is None or position.pending is not None:
@@ -105,7 +105,10 @@ def _ensure_table(ends: _Ends) -> None:
 
 def _ensure_topics(ends: _Ends) -> None:
     positions, create = ends.publisher.positions, ends.plan.create
-    if create is not None and not positions.exists(_nothing):
+    if not positions.exists(_nothing):
+        if create is None:
+            msg = f"the position topic {positions.topic!r} does not exist"
+            raise KafkaRefused(msg, "let init make it (topics.create), or make it yourself: one partition, cleanup.policy=compact")
         positions.create(create.replication_factor, create.min_insync_replicas, _nothing)
         ends.say(f"created topic {positions.topic}")
     positions.verify(_nothing)

@@ -123,7 +123,8 @@ def remedy(sqlstate: str | None, text: str, doing: str) -> CdcError:
 
 
 def _text(error: psycopg.Error) -> str:
+    """Return the line that says what is wrong; libpq has details and hints below it, and they do not say where."""
     if error.diag.message_primary:
         return error.diag.message_primary
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("\t", "DETAIL:", "HINT:"))]
     return lines[-1] if lines else type(error).__name__
