@@ -186,7 +186,7 @@ def _read(ends: Ends, spool: Spool, topics: Sequence[str], since_ms: int | None,
         place = (seen.topic, seen.partition)
         if place in cut:
             firsts.setdefault(place, seen)
-        record = visible(seen, ends)
+        record = visible(seen, ends.pipeline, ends.source, ends.dead_letter)
         if record is not None:
             records(record)
         if done % 1_000 == 0:
@@ -198,11 +198,11 @@ def _read(ends: Ends, spool: Spool, topics: Sequence[str], since_ms: int | None,
     return kept
 
 
-def visible(seen: Seen, ends: Ends) -> Visible | None:
+def visible(seen: Seen, pipeline: str, source: str, dead_letter: str) -> Visible | None:
     """Return a record as the judge sees it, or None when it is another pipeline's."""
     headers = dict(seen.headers)
-    dead = seen.topic == ends.dead_letter
-    ours, name = (ends.pipeline, "__connect.errors.connector.name") if dead else (ends.source, "ce_source")
+    dead = seen.topic == dead_letter
+    ours, name = (pipeline, "__connect.errors.connector.name") if dead else (source, "ce_source")
     if name in headers and headers[name] != ours.encode():
         return None
     event, sequence, kind = ("cdc.id", "cdc.sequence", "cdc.type") if dead else ("ce_id", "ce_sequence", "ce_type")

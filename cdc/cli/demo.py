@@ -1,0 +1,273 @@
+"""`cdc demo`: see it work. Real servers, a small shop, the pipeline killed in the middle, and an audit at the end.
+
+Strategy: `Demo` owns what was started and ends it in any case; `_act` is the story, told line by line. Two judges end it:
+one over the shop's own ledger and what a consumer saw, one over the table and the topics, as `cdc verify` does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg
+import typer
+
+import cdc
+from cdc import app
+from cdc.audit.judge import DEFECTS, Verdict, Visible, judge
+from cdc.audit.verify import visible
+from cdc.cli.init import init
+from cdc.cli.options import Json
+from cdc.cli.output import console, print_json, progress, say, table
+from cdc.cli.verify import audit, conclude
+from cdc.devstack import stack as servers
+from cdc.devstack.demo.child import PipelineProcess
+from cdc.devstack.demo.shop import ORDERS_TABLE, Shop
+from cdc.devstack.demo.watcher import Watcher
+from cdc.devstack.process import free_ports
+from cdc.devstack.stack import Stack
+from cdc.errors import CdcError, ConfigurationError
+from cdc.kafka.subscriber import Seen
+from cdc.kafka.topics import Create
+from cdc.settings import Settings, load
+
+KILL_AT = (0.3, 0.6)
+"""The pipeline is killed when these parts of the orders are placed; without a number of orders, every KILL_EVERY_S."""
+
+KILL_EVERY_S = 20.0
+
+DRAIN_WITHOUT_PROGRESS_S = 60.0
+"""When nothing has come for so long, the audit says what is missing."""
+
+AUDIT_TIMEOUT_S = 60.0
+
+WATCH_S = 0.05
+"""Between two looks at the shop and the watcher."""
+
+TOPIC = "outbox.event.Order"
+
+
+def demo(
+    orders: Annotated[int | None, typer.Option(metavar="N", min=1, help="Orders to place; without it, until Ctrl-C.")] = None,
+    writers: Annotated[int, typer.Option(min=1, max=32, help="Connections that place orders at the same time.")] = 4,
+    rate: Annotated[float, typer.Option(min=1, help="Orders a second at most.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Makes the same orders again.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the servers up, and say where they are.")] = False,
+    as_json: Json = False,
+) -> None:
+    """See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end."""
+    with ExitStack() as cleanup:
+        play = Demo(orders, writers, rate, seed, keep=keep, cleanup=cleanup)
+        play.set_up()
+        play.act()
+        verdicts = play.audit()
+        document = play.document(verdicts)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document, verdicts)
+    for verdict in verdicts:
+        conclude(verdict)
+
+
+@dataclass
+class Demo:
+    """One performance."""
+
+    orders: int | None
+    writers: int
+    rate: float
+    seed: int
+    keep: bool = field(kw_only=True)
+    cleanup: ExitStack = field(kw_only=True)
+    _seen_at_start: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def set_up(self) -> None:
+        """Start the servers, make the shop's database, and do what `cdc init` does."""
+        self._tell("starting PostgreSQL and Kafka")
+        folder = _kept_folder() if self.keep else None
+        self.stack = self._own(Stack(folder, dies_with_us=not self.keep), lambda stack: None if self.keep else stack.close())
+        self.stack.start()
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="cdc-demo-"))
+            self.cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        else:
+            servers.record(self.stack, folder)
+        self.dsn = self.stack.postgres.dsn("shop")
+        with psycopg.connect(self.stack.postgres.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE DATABASE shop")
+        port, self.config = free_ports(1)[0], folder / "cdc.toml"
+        self.config.write_text(_configuration(self.stack, port))
+        self.settings: Settings = load(self.config)
+        self._tell("cdc init")
+        init(config=self.config, create_table=True)
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(ORDERS_TABLE)
+        self.pipeline = self._own(PipelineProcess(self.config, port), PipelineProcess.stop)
+        self.pipeline.start()
+        subscriber = app.subscriber(self.settings)
+        subscriber.topics.create(TOPIC, Create(3, 1, 1), {}, _nothing)
+        topics = [TOPIC, self.settings.topics.dead_letter]
+        self.watcher = self._own(Watcher(subscriber, topics, self._visible), Watcher.close)
+        self.shop = self._own(Shop(self.dsn, self.orders, writers=self.writers, rate=self.rate, seed=self.seed), Shop.close)
+
+    def act(self) -> None:
+        """Open the shop, kill the pipeline while it is at work, and wait until everything has come."""
+        self.watcher.open()
+        self.pipeline.wait_up()
+        self._tell("the pipeline runs; the shop opens" + ("" if self.orders else ", until Ctrl-C"))
+        self.opened_at = time.monotonic()
+        self.shop.open()
+        try:
+            with progress("orders", self.orders) as step:
+                self._sell(step)
+        except KeyboardInterrupt:
+            self._tell("closing")
+        self.shop.close()
+        self._kill_at_least_once()
+        self._tell(
+            f"the shop is closed: {self.shop.orders:,} orders, {len(self.shop.ledger):,} rows, {self.shop.rolled_back:,} rolled back"
+        )
+        with progress("records", len(self.shop.ledger)) as step:
+            self._drain(step)
+
+    def audit(self) -> list[Verdict]:
+        """Judge the ledger against what the watcher saw, and the table against the topics."""
+        self._tell("audit: the shop's ledger and the outbox table against the committed records")
+        by_table = audit(self.settings, None, AUDIT_TIMEOUT_S, _nothing)
+        self.watcher.close()
+        by_ledger = judge(self.shop.ledger, self.watcher.records)
+        self.pipeline.stop()
+        return [by_ledger, by_table]
+
+    def document(self, verdicts: list[Verdict]) -> dict[str, Any]:
+        """Return what `--json` prints; of the two judges' counts the larger one."""
+        documents = [verdict.document() for verdict in verdicts]
+        seconds = max(self.watcher.last_at - self.opened_at, 0.001)
+        document: dict[str, Any] = {
+            "orders": self.shop.orders,
+            **{name: max(each[name] for each in documents) for name in documents[0]},
+            "kills": self.pipeline.kills,
+            "rolled_back": self.shop.rolled_back,
+            "events_per_s": round(len(self.watcher.records) / seconds),
+            "latency_ms": {"p50": self.watcher.latency_ms(0.5), "p99": self.watcher.latency_ms(0.99)},
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+        if self.keep:
+            document |= {"postgres_dsn": self.dsn, "bootstrap_servers": self.stack.kafka.bootstrap_servers, "config": str(self.config)}
+        return document
+
+    def _sell(self, step: Callable[[float], object]) -> None:
+        done, kills = 0, [] if self.orders is None else [round(self.orders * share) for share in KILL_AT]
+        next_kill_at = self.opened_at + KILL_EVERY_S
+        while self.shop.busy:
+            time.sleep(WATCH_S)
+            step(self.shop.orders - done)
+            done = self.shop.orders
+            self._must_run()
+            due = done >= kills[0] if kills else self.orders is None and time.monotonic() >= next_kill_at
+            if due and self.watcher.seen > self._seen_at_start:
+                del kills[:1]
+                next_kill_at = time.monotonic() + KILL_EVERY_S
+                self._kill()
+
+    def _kill(self) -> None:
+        self.pipeline.kill()
+        self.watcher.interrupted()
+        self._seen_at_start = self.watcher.seen
+        self._tell(f"killed the pipeline (SIGKILL) after {self.watcher.seen:,} records, and started it again")
+        self.pipeline.start()
+
+    def _kill_at_least_once(self) -> None:
+        if self.pipeline.kills == 0:
+            self._kill()
+
+    def _drain(self, step: Callable[[float], object]) -> None:
+        seen, progress_at = 0, time.monotonic()
+        while self.watcher.seen < len(self.shop.ledger) and time.monotonic() - progress_at < DRAIN_WITHOUT_PROGRESS_S:
+            time.sleep(WATCH_S)
+            self._must_run()
+            if (now := self.watcher.seen) > seen:
+                step(now - seen)
+                seen, progress_at = now, time.monotonic()
+
+    def _must_run(self) -> None:
+        code = self.pipeline.exit_code
+        if code is not None:
+            msg = f"the pipeline ended with exit code {code}"
+            raise CdcError(msg, f"see {self.pipeline.log}; run the demo with --keep to find it there afterwards")
+
+    def _visible(self, seen: Seen) -> Visible | None:
+        return visible(seen, self.settings.name, self.settings.outbox.source, self.settings.topics.dead_letter)
+
+    def _own(self, thing: Any, ended: Callable[[Any], object]) -> Any:  # noqa: ANN401 - what comes in goes out
+        self.cleanup.callback(ended, thing)
+        return thing
+
+    def _tell(self, text: str) -> None:
+        say(f"{time.monotonic() - self.began:6.1f} s  {text}")
+
+
+def _configuration(stack: Stack, port: int) -> str:
+    schemas = Path(cdc.__file__).parents[1] / "schemas"
+    if not schemas.is_dir():
+        msg = f"the demo's schemas are not at {schemas}"
+        raise ConfigurationError(msg, "run the demo from a checkout: make demo")
+    return f"""name = "shop"
+
+[postgres]
+dsn = "{stack.postgres.dsn("shop", "cdc")}"
+admin_dsn = "{stack.postgres.dsn("shop")}"
+
+[schemas]
+folder = "{schemas}"
+
+[kafka]
+"bootstrap.servers" = "{stack.kafka.bootstrap_servers}"
+
+[topics]
+create = {{ partitions = 3, replication_factor = 1 }}
+
+[http]
+listen = "127.0.0.1:{port}"
+"""
+
+
+def _kept_folder() -> Path:
+    """Return the folder of servers that stay, emptied: the demo before may have left some."""
+    folder = servers.state_folder("demo")
+    if servers.down(folder):
+        say("stopped the servers of the demo before")
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _show(document: dict[str, Any], verdicts: list[Verdict]) -> None:
+    out = console()
+    latency = document["latency_ms"]
+    went_in = [("orders", document["orders"]), ("outbox rows", document["rows"]), ("orders rolled back", document["rolled_back"])]
+    came_out = [(name.replace("_", " "), document[name]) for name in ("events", "dead_letters")]
+    out.print(table(("went in", ""), went_in))
+    out.print(table(("came out", ""), came_out))
+    out.print(table(("wrong", ""), [(name, document[name]) for name in DEFECTS]))
+    out.print(f"{document['events_per_s']:,} records/s, commit to consumer p50 {latency['p50']} ms, p99 {latency['p99']} ms, ", end="")
+    out.print(f"the pipeline killed {document['kills']} times: ", end="")
+    out.print("nothing was lost, doubled, torn or out of order" if all(each.clean for each in verdicts) else "the audit found something")
+    for finding in (finding for verdict in verdicts for finding in verdict.findings):
+        out.print(f"{finding.kind}: {finding.what}")
+    for name in ("postgres_dsn", "bootstrap_servers", "config"):
+        if name in document:
+            out.print(f"{name:18} {document[name]}")
+    if "config" in document:
+        out.print(f"stop them with: cdc dev down --dir {Path(document['config']).parent}")
+
+
+def _nothing(*_: object) -> None:
+    """Nobody has to be kept waiting."""

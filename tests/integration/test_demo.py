@@ -1,0 +1,42 @@
+"""`cdc demo` as people start it: it ends by itself, and its last line says what went in, what came out and what was wrong."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg
+import pytest
+
+from cdc.audit.judge import DEFECTS
+from tests.pipeline import cdc
+
+pytestmark = pytest.mark.servers
+
+
+def test_the_demo_ends_clean_and_says_so_in_one_line() -> None:
+    answer = cdc("demo", "--orders", "300", "--json", timeout_s=240)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out.splitlines()[-1])
+    assert found["orders"] == 300
+    assert found["rows"] == found["events"] + found["dead_letters"] > 300
+    assert [found[kind] for kind in DEFECTS] == [0] * len(DEFECTS)
+    assert found["kills"] >= 1
+    assert found["events_per_s"] > 0
+    assert 0 <= found["latency_ms"]["p50"] <= found["latency_ms"]["p99"]
+    assert "postgres_dsn" not in found
+
+
+def test_servers_that_are_kept_can_be_looked_at_and_stopped() -> None:
+    answer = cdc("demo", "--orders", "50", "--json", "--keep", timeout_s=240)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out.splitlines()[-1])
+    try:
+        with psycopg.connect(found["postgres_dsn"]) as connection:
+            assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (found["rows"],)
+        again = cdc("verify", "--config", found["config"], "--json")
+        assert again.code == 0, again
+        assert json.loads(again.out)["events"] == found["events"]
+    finally:
+        folder = found["config"].removesuffix("/cdc.toml")
+        stopped = cdc("dev", "down", "--dir", folder, "--json")
+    assert len(json.loads(stopped.out)["stopped"]) == 2
