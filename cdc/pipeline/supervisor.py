@@ -151,6 +151,8 @@ class Supervisor:
         except Retriable as error:
             self._observer.failed(error)
             self._drop()
+            if self._state is State.STOPPING:
+                return  # what was under way is settled by the next start
             self._consider(error)
             self._attempt += 1
             self._turn(State.BACKOFF, str(error))
