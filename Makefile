@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint soak bench
+.PHONY: setup demo test lint crash soak bench
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+crash: setup
+	@$(BIN)/python -m tests.crash $(ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak $(ARGS)
