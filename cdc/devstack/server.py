@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +15,9 @@ from typing import ClassVar, Self
 
 from cdc.devstack.process import KILL_TIMEOUT_S, end, kill, start_time, state_of, wait_ready
 from cdc.errors import CdcError
+
+OWNER = "owner"
+"""The file in a temporary folder that says whose it is: pid and start."""
 
 
 class Server(ABC):
@@ -29,7 +34,7 @@ class Server(ABC):
 
     def __init__(self, folder: Path | None, *, dies_with_us: bool) -> None:
         self._temporary = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix=f"cdc-{self.NAME.lower()}-")) if folder is None else folder.absolute()
+        self.folder = _temporary_folder(f"cdc-{self.NAME.lower()}-", owned=dies_with_us) if folder is None else folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / f"{self.NAME.lower()}.log"
         self._dies_with_us = dies_with_us
@@ -114,3 +119,16 @@ class Server(ABC):
         if self._process is not None:
             self.thaw()
             end(self._process, signal_number, self.STOP_TIMEOUT_S)
+
+
+def _temporary_folder(prefix: str, *, owned: bool) -> Path:
+    """Make a temporary folder, and remove those whose owner was killed before it could: data of servers that died with it."""
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, old.read_text().split())
+            if start_time(pid) != started:
+                shutil.rmtree(old.parent)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    if owned:
+        (folder / OWNER).write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    return folder
