@@ -182,8 +182,7 @@ class Pipeline:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in self.processes:
             self.kill(process)
-        if self._connection is not None:
-            self._connection.close()
+        self.hang_up()
         if error is not None:
             print(self.log[-4000:])
 
@@ -223,6 +222,12 @@ class Pipeline:
         if self._connection is None or self._connection.closed or self._connection.broken:
             self._connection = psycopg.connect(self.dsn, autocommit=True)
         return self._connection
+
+    def hang_up(self) -> None:
+        """Close that connection; the next statement opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def execute(self, statement: str, parameters: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
         """Run one statement in a transaction of its own."""
@@ -384,6 +389,10 @@ class Pipeline:
         """Wait until all of these have come, then see that they are all, once each and in this order."""
         follow(self.bootstrap, self.topic, len(expected), deadline_s)
         assert self.numbers() == list(expected)
+
+    def position(self) -> Lsn:
+        """The end of the last committed position."""
+        return Lsn.parse(json.loads(self.events(self.position_topic)[-1].value or b"")["end_lsn"])
 
     def make_topic(self, name: str, partitions: int = 1, **config: str) -> None:
         """Make a topic by hand."""
