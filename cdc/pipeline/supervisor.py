@@ -27,6 +27,7 @@ from cdc.pipeline import continuity
 from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
 from cdc.pipeline.relay import Relay
 from cdc.position import Position
+from cdc.postgres.server import Server
 
 
 class State(StrEnum):
@@ -66,6 +67,9 @@ WATCH_INTERVAL_S = 10.0
 
 FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 """Fenced so often while we hold the slot, somebody uses our transactional.id without it."""
+
+UNOWNED_TIMES = 3
+"""A walsender that ends just after it took the slot looks like a second server; so often in a row, it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,7 @@ class Supervisor:
         self._attempt = 0
         self._patient = False
         self._fenced: deque[float] = deque(maxlen=FENCED_TIMES)
+        self._unowned = 0
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._identity.pipeline} {self._state} attempt={self._attempt}>"
@@ -165,9 +170,9 @@ class Supervisor:
         self._precheck()
         position, cluster = publisher.peek()
         self._observer.server(server, position)
-        continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        continuity.first_look(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         server = source.open()
-        continuity.owned(server, name.slot)
+        self._own(server)
         publisher.require(name.static_topics, self._waiting)
         position = publisher.recover(self._waiting, patient=self._patient)
         position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
@@ -175,6 +180,14 @@ class Supervisor:
         relay = self._relay(position, self._waiting)
         self._turn(State.STREAMING)
         self._stream(relay, position, cluster)
+
+    def _own(self, server: Server) -> None:
+        """See that the slot is held by our connection, as the server sees it."""
+        self._unowned = 0 if server.ours else self._unowned + 1
+        if 0 < self._unowned < UNOWNED_TIMES:
+            msg = f"slot {self._identity.slot!r} is not held by our replication connection any more"
+            raise Retriable(msg)
+        continuity.owned(server, self._identity.slot)
 
     def _stream(self, relay: Relay, position: Position, cluster: str) -> None:
         watch_at = self._clock() + WATCH_INTERVAL_S
