@@ -54,6 +54,8 @@ def mapping(settings: Settings) -> OutboxMapping:
         subject=settings.schemas.subject,
         source=settings.outbox.source,
         tombstones=settings.outbox.tombstones,
+        payload=settings.outbox.payload,
+        value=settings.topics.value,
     )
 
 

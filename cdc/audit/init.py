@@ -76,7 +76,7 @@ def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say) -> Positi
         position, cluster = publisher.peek()
         if position is None or position.pending is not None:
             return _genesis(ends, position, cluster, now_us)
-        continuity.prove(continuity.Evidence(plan.pipeline, plan.slot, _identify(ends), cluster, position))
+        continuity.first_look(continuity.Evidence(plan.pipeline, plan.slot, _identify(ends), cluster, position))
         say(f"pipeline {plan.pipeline!r} exists already, at {position.end_lsn}; nothing was changed")
         return position
     finally:

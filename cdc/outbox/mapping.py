@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cdc.errors import InvalidEvent
 
@@ -37,6 +37,8 @@ class OutboxMapping:
     subject: str = "{type}"
     source: str = "/"
     tombstones: bool = True
+    payload: Literal["json", "avro"] = "json"
+    value: Literal["avro", "json"] = "avro"
 
     def required(self) -> list[str]:
         """Keys that must be found: what every outbox has, what the templates name, what the user mapped himself."""

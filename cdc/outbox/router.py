@@ -30,7 +30,7 @@ from cdc.postgres.transaction import Row
 CACHE_LIMIT = 10_000
 """Topics or encoders remembered by the row's bytes; beyond it (a template over an unbounded value) the cache starts anew."""
 
-TIMESTAMPTZ_OID = 1184
+BYTEA_OID, TIMESTAMPTZ_OID = 17, 1184
 """pg_type.dat."""
 
 
@@ -125,11 +125,21 @@ class Router:
         """Generate `convert(values, sequence, commit time, timestamp)` with the steps that this relation needs."""
         columns, paths = self._located
         topic_keys = placeholders(self._mapping.route)
-        kind_keys = [key for key in dict.fromkeys(("type", *placeholders(self._mapping.subject), "schema_version")) if self._has(key)]
+        versioned = ("schema_version",) if self._has("schema_version") or self._has("headers") else ()
+        kind_keys = list(dict.fromkeys(("type", *placeholders(self._mapping.subject), *versioned)))
         lines = [f"    {key} = values[{i}]" for key, i in columns.items()]
+        lines += [
+            f"    if {key} is not None: {key} = raw({key!r}, {key})"
+            for key in ("payload", "aggregateid")
+            if key in columns and relation.columns[columns[key]].type_oid == BYTEA_OID
+        ]
         if paths:
             lines.append("    document = parsed(payload)")
             lines += [f"    {key} = followed(document, {path!r}, {key!r})" for key, path in paths.items()]
+        if self._has("headers"):
+            lines.append("    own = own_headers(headers_) if headers_ is not None else []")
+            known = "schema_version" if self._has("schema_version") else "None"
+            lines.append(f"    schema_version = {known} or version_of(own)")
         lines += [
             "    if id is None: raise null('id')",
             f"    kind = KINDS.get({_key(kind_keys)})",
@@ -146,10 +156,10 @@ class Router:
             "    else:",
             "        headers.append(CONTENT_TYPE)",
             "        headers.append(schema_header)",
-            "        value = encoder.encode_value(document)" if paths else "        value = encoder.encode(payload)",
+            f"        value = encoder.{self._step()}(payload)",
         ]
         if self._has("headers"):
-            lines.append("    if headers_ is not None: headers += own_headers(headers_)")
+            lines.append("    headers += own")
         if self._has("traceparent"):
             lines.append("    if traceparent is not None: headers = with_trace(headers, traceparent)")
         by_template = f"TOPICS.get({_key(topic_keys)}) or new_topic({_key(topic_keys)}, {_arguments(topic_keys)})"
@@ -178,12 +188,14 @@ class Router:
             "new_topic": self._new_topic,
             "SPEC_VERSION": ("ce_specversion", b"1.0"),
             "SOURCE": ("ce_source", self._mapping.source.encode()),
-            "CONTENT_TYPE": ("content-type", b"application/avro"),
+            "CONTENT_TYPE": ("content-type", b"application/json" if self._mapping.value == "json" else b"application/avro"),
             "parsed": read.parsed,
             "followed": read.followed,
             "null": read.null,
             "number": read.number,
             "own_headers": read.own_headers,
+            "version_of": read.version_of,
+            "raw": read.raw,
             "timestamptz": read.timestamptz,
             "any_time": read.time,
             "with_trace": _with_trace,
@@ -191,6 +203,12 @@ class Router:
             "record": tuple.__new__,
             "Record": Record,
         }
+
+    def _step(self) -> str:
+        """Return the encoder's method that checks a payload and gives the record's value."""
+        if self._mapping.payload == "avro":
+            return "pass_through"
+        return "validate" if self._mapping.value == "json" else "encode"
 
     def _has(self, key: str) -> bool:
         return key in self._located.columns or key in self._located.paths

@@ -40,6 +40,6 @@ def check_columns(table: Table, columns: Sequence[TableColumn] | None, mapping: 
     except InvalidEvent as missing:
         raise PostgresRefused(f"table {table}: {missing.what}", missing.fix) from None
     for key, i in located.columns.items():
-        if columns[i].generated and (key in mapping.required()):
+        if columns[i].generated:
             msg = f"table {table}: column {columns[i].name!r} (outbox.columns.{key}) is generated and never reaches the log"
             raise PostgresRefused(msg, "map an ordinary column")

@@ -77,6 +77,19 @@ def own_headers(value: bytes) -> list[tuple[str, bytes | None]]:
     return headers
 
 
+def version_of(headers: list[tuple[str, bytes | None]]) -> bytes | None:
+    """Return the schema version that a row's own headers name, if they do."""
+    return next((value for name, value in headers if name == "schema_version"), None)
+
+
+def raw(key: str, value: bytes) -> bytes:
+    """Return the bytes of a bytea column, whose text form is hex (bytea_output is set by us)."""
+    try:
+        return bytes.fromhex(value[2:].decode())
+    except ValueError:
+        raise InvalidEvent("mapping", f"outbox.columns.{key} is not bytea in hex form") from None
+
+
 def parsed(payload: bytes | None) -> Any:  # noqa: ANN401 - JSON
     """Return the payload as a document, for paths into it."""
     if payload is None:

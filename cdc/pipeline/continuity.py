@@ -29,12 +29,20 @@ class Evidence:
     position: Position | None
 
 
+def first_look(evidence: Evidence) -> None:
+    """Refuse what is clear before anybody is fenced; raises as `prove` does.
+
+    Without the fence the newest positions may be hidden (behind another writer's open Kafka transaction, or because the
+    markers of the last commit are still on their way), so nothing is concluded from a position that is missing or behind.
+    """
+    position, slot = evidence.position, evidence.server.slot
+    if slot is None or (position is not None and position.pending is None):
+        _checked(evidence)
+
+
 def prove(evidence: Evidence) -> Position:
     """Return the position from which to stream; raises ContinuityError or PostgresRefused."""
-    position = _position(evidence)
-    slot = _slot(evidence, position)
-    for check in (_kafka, _system, _recovery, _history, _log_end, _publication):
-        check(evidence.server, evidence.kafka_cluster_id, position)
+    position, slot = _checked(evidence)
     confirmed = slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.end_lsn:
         msg = (
@@ -43,6 +51,14 @@ def prove(evidence: Evidence) -> Position:
         )
         raise ContinuityError(msg, "find out who moved the slot or lost the position topic, then `cdc recover`")
     return position
+
+
+def _checked(evidence: Evidence) -> tuple[Position, SlotState]:
+    position = _position(evidence)
+    slot = _slot(evidence, position)
+    for check in (_kafka, _system, _recovery, _history, _log_end, _publication):
+        check(evidence.server, evidence.kafka_cluster_id, position)
+    return position, slot
 
 
 def _position(evidence: Evidence) -> Position:

@@ -41,8 +41,6 @@ ANY = object()
 NOT_YET: Mapping[Path, object] = {
     ("outbox", "message_prefix"): ANY,
     ("outbox", "retention"): ANY,
-    ("outbox", "payload"): "avro",
-    ("topics", "value"): "json",
     ("topics", "headers"): "debezium",
 }
 """Values that are accepted by the models but whose feature this version does not have: the loader refuses them."""
@@ -288,6 +286,13 @@ class Settings(_Frozen):
             if isinstance(table, dict):
                 tree[section] = {key: template.format(name=data.get("name", "")), **table}
         return tree
+
+    @model_validator(mode="after")
+    def _value_can_be_made(self) -> Self:
+        if self.outbox.payload == "avro" and self.topics.value == "json":
+            what = "cannot make JSON of payloads that are already encoded"
+            raise Wrong(what, 'set topics.value = "avro", or outbox.payload = "json"')
+        return self
 
     @property
     def transactional_id(self) -> str:
