@@ -1,0 +1,1 @@
+"""From a PostgreSQL outbox table to Kafka, each committed row exactly once."""

@@ -124,9 +124,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def position(world: World, end_lsn: int) -> Position:
     fingerprint = Fingerprint(1, 2, (), Lsn(0))
-    return Position(
-        world.name, 1, "7", ((1, Lsn(0)),), "cdc_shop", fingerprint, "k", Lsn(end_lsn), 0, "none", None, Existing("none", "")
-    )
+    return Position(world.name, 1, "7", ((1, Lsn(0)),), "cdc_shop", fingerprint, "k", Lsn(end_lsn), 0, "none", None, Existing("none", ""))
 
 
 def record(topic: str, key: bytes | None = b"k", value: bytes | None = b"v", partition: int = -1) -> Record:

@@ -36,10 +36,8 @@ def refused(answer: Answer, code: int, *words: str) -> str:
 
 
 def settled(pipeline: Pipeline, number: int = 1) -> None:
-    """Make a pipeline that works, stop it, and insert the row that nothing may lose."""
+    """Make a pipeline, and insert the row that nothing may lose."""
     pipeline.init()
-    pipeline.started()
-    pipeline.stop()
     pipeline.insert(number)
 
 
@@ -47,7 +45,7 @@ def comes_back(pipeline: Pipeline, *numbers: int) -> None:
     """Show that nothing was lost over it."""
     pipeline.started()
     pipeline.wait_numbers(numbers or [1])
-    pipeline.stop()
+    pipeline.kill()
 
 
 # PostgreSQL refuses
@@ -85,7 +83,7 @@ def test_a_wrong_password(guarded: Pipeline, spare_database: str, role: str) -> 
     right = guarded.settings["postgres.dsn"]
     guarded.settings["postgres.dsn"] = make_conninfo(spare_database, user=role, password=WRONG)
     refused(guarded.command("run"), 3, "password authentication failed", role, "postgres.dsn")
-    refused(guarded.command("init"), 3, "password authentication failed", role, "postgres.dsn")
+    refused(guarded.here("init"), 3, "password authentication failed", role, "postgres.dsn")
     guarded.settings["postgres.dsn"] = right
     comes_back(guarded)
 
@@ -105,7 +103,7 @@ def test_a_password_that_is_wrong_after_a_while(guarded: Pipeline, role: str) ->
 def test_no_replication_privilege(guarded: Pipeline, role: str) -> None:
     guarded.execute(sql.SQL("ALTER ROLE {} NOREPLICATION").format(sql.Identifier(role)).as_string())
     refused(guarded.command("run"), 3, "REPLICATION", "ALTER ROLE")
-    refused(guarded.command("init"), 3, role, "ALTER ROLE", "REPLICATION")
+    refused(guarded.here("init"), 3, role, "ALTER ROLE", "REPLICATION")
     guarded.execute(sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(role)).as_string())
     comes_back(guarded)
 
@@ -114,7 +112,7 @@ def test_a_database_that_does_not_exist(pipeline: Pipeline, database: str) -> No
     settled(pipeline)
     pipeline.settings["postgres.dsn"] = make_conninfo(database, dbname="nowhere")
     refused(pipeline.command("run"), 3, "nowhere", "does not exist", "postgres.dsn")
-    refused(pipeline.command("init"), 3, "nowhere", "does not exist", "postgres.dsn")
+    refused(pipeline.here("init"), 3, "nowhere", "does not exist", "postgres.dsn")
     pipeline.settings["postgres.dsn"] = database
     comes_back(pipeline)
 
@@ -122,10 +120,10 @@ def test_a_database_that_does_not_exist(pipeline: Pipeline, database: str) -> No
 def test_wal_level_replica(pipelines: Pipelines, kafka: str) -> None:
     with PostgresServer(settings={"wal_level": "replica"}) as server:
         pipeline = pipelines(server.dsn(), kafka)
-        refused(pipeline.command("init", "--create-table"), 3, "wal_level", "replica", "logical", "restart")
+        refused(pipeline.here("init", "--create-table"), 3, "wal_level", "replica", "logical", "restart")
         with psycopg.connect(server.dsn()) as connection:
             assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
-        server.settings["wal_level"] = "logical"  # type: ignore[index]  # a dict
+        server.settings["wal_level"] = "logical"
         server.restart()
         pipeline.init()
         pipeline.insert(1)
@@ -133,7 +131,7 @@ def test_wal_level_replica(pipelines: Pipelines, kafka: str) -> None:
 
 
 def test_a_table_that_does_not_exist(pipeline: Pipeline) -> None:
-    refused(pipeline.command("init"), 3, '"public"."outbox"', "does not exist", "outbox.table", "--create-table")
+    refused(pipeline.here("init"), 3, '"public"."outbox"', "does not exist", "outbox.table", "--create-table")
     settled(pipeline)
     pipeline.set(outbox__table="public.outbux")
     refused(pipeline.command("run"), 3, '"public"."outbux"', "does not exist", "outbox.table")
@@ -143,7 +141,7 @@ def test_a_table_that_does_not_exist(pipeline: Pipeline) -> None:
 
 def test_a_column_that_does_not_exist(pipeline: Pipeline) -> None:
     pipeline.execute("CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, type text)")
-    refused(pipeline.command("init"), 3, "payload", "outbox.columns.payload", '"public"."outbox"')
+    refused(pipeline.here("init"), 3, "payload", "outbox.columns.payload", '"public"."outbox"')
     pipeline.execute("ALTER TABLE outbox ADD COLUMN payload jsonb")
     settled(pipeline)
     pipeline.set(outbox__columns={"type": "event_type"})
@@ -158,8 +156,8 @@ def test_a_column_that_does_not_exist(pipeline: Pipeline) -> None:
 def test_an_unknown_settings_key(pipeline: Pipeline) -> None:
     settled(pipeline)
     pipeline.set(postgres__slto="x")
-    for command in ("run", "init"):
-        refused(pipeline.command(command), 2, "postgres.slto", "cdc.toml:", "did you mean", "slot")
+    for answer in (pipeline.command("run"), pipeline.here("init")):
+        refused(answer, 2, "postgres.slto", "cdc.toml:", "did you mean", "slot")
     pipeline.set(postgres__slto=None)
     comes_back(pipeline)
 
@@ -187,7 +185,7 @@ def test_a_version_that_is_not_locked(pipeline: Pipeline) -> None:
     second = {**SCHEMA, "fields": [*SCHEMA["fields"], {"name": "more", "type": "string", "default": ""}]}
     (pipeline.folder / "schemas" / "Thing" / "2.avsc").write_text(json.dumps(second))
     refused(pipeline.command("run"), 2, "Thing/2", "lock", "cdc schemas add")
-    assert pipeline.command("schemas", "add", "Thing/2").code == 0
+    assert pipeline.here("schemas", "add", "Thing/2").code == 0
     pipeline.started()
     pipeline.wait_confirmed()
     [event] = pipeline.events()
@@ -207,9 +205,9 @@ def test_a_port_that_is_taken(pipeline: Pipeline) -> None:
 
 def test_topics_that_are_demanded_and_missing(pipeline: Pipeline) -> None:
     create = {key: pipeline.settings.pop(key) for key in list(pipeline.settings) if key.startswith("topics.create")}
-    refused(pipeline.command("init", "--create-table"), 5, pipeline.position_topic, "topics.create")
+    refused(pipeline.here("init", "--create-table"), 5, pipeline.position_topic, "topics.create")
     pipeline.make_topic(pipeline.position_topic, cleanup_policy="compact")
-    refused(pipeline.command("init", "--create-table"), 5, pipeline.dead_letter_topic)
+    refused(pipeline.here("init", "--create-table"), 5, pipeline.dead_letter_topic)
     pipeline.make_topic(pipeline.dead_letter_topic)
     pipeline.init()
     pipeline.insert(1)
@@ -304,14 +302,14 @@ def test_a_slot_that_is_gone(pipeline: Pipeline) -> None:
     settled(pipeline)
     pipeline.execute("SELECT pg_drop_replication_slot(%s)", (pipeline.slot_name,))
     refused(pipeline.command("run"), 4, pipeline.slot_name, "missing", "cdc recover")
-    refused(pipeline.command("init"), 4, pipeline.slot_name, "missing")
+    refused(pipeline.here("init"), 4, pipeline.slot_name, "missing")
     assert pipeline.numbers() == []
 
 
 def test_rows_that_init_would_leave_out(pipeline: Pipeline) -> None:
     pipeline.execute("CREATE TABLE outbox (id bigserial, aggregatetype text, aggregateid text, type text, payload jsonb)")
     pipeline.insert(1, text="canary")
-    refused(pipeline.command("init"), 2, "has rows", "--existing skip")
+    refused(pipeline.here("init"), 2, "has rows", "--existing skip")
     assert pipeline.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", (pipeline.slot_name,)) == [(0,)]
     pipeline.init("--existing", "skip")
     pipeline.insert(2)

@@ -121,9 +121,7 @@ def test_a_forbidden_topic_is_a_rows_fault_until_it_is_required(guarded: Guarded
         assert "grant" in refused.value.fix
 
 
-def test_a_record_for_a_forbidden_topic_fails_the_whole_transaction(
-    guarded: Guarded, ready: KafkaPublisher, unique: str
-) -> None:
+def test_a_record_for_a_forbidden_topic_fails_the_whole_transaction(guarded: Guarded, ready: KafkaPublisher, unique: str) -> None:
     with_identity(guarded, unique)
     ready.recover(nothing)
     good = record(f"{unique}.events", b"good")

@@ -94,9 +94,7 @@ def test_an_unsafe_topic_is_refused(
     made: KafkaPublisher, kafka: str, unique: str, *, partitions: int, config: dict[str, str], word: str
 ) -> None:
     made.topics.create(f"{unique}.bad", Create(partitions, 1, 1), config, nothing)
-    topic = positions.PositionTopic(
-        f"{unique}.bad", unique, made.topics, consumer_properties({"bootstrap.servers": kafka}, unique)
-    )
+    topic = positions.PositionTopic(f"{unique}.bad", unique, made.topics, consumer_properties({"bootstrap.servers": kafka}, unique))
     with pytest.raises(KafkaRefused, match=word) as caught:
         topic.verify(nothing)
     assert caught.value.fix

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from tests.simulation.stage import Fault, World
 
 from cdc.errors import CdcError, Retriable
 from cdc.event import Record
@@ -15,7 +16,6 @@ from cdc.postgres.stream import ReplicationStream
 from cdc.postgres.transaction import Row, TransactionEnd
 from tests.simulation.fake_kafka import FakePublisher
 from tests.simulation.test_every_step import steps, workload
-from tests.simulation.stage import Fault, World
 
 
 class ConfirmsTooEarly(ReplicationStream):

@@ -91,7 +91,5 @@ def test_a_route_reads_the_topics_configuration() -> None:
 
 
 def test_a_route_of_an_older_broker() -> None:
-    assert route_from("orders", 1, {"message.timestamp.difference.max.ms": "1000"}, 500) == Route(
-        "orders", 1, 500, False, 1000, 1000
-    )
+    assert route_from("orders", 1, {"message.timestamp.difference.max.ms": "1000"}, 500) == Route("orders", 1, 500, False, 1000, 1000)
     assert topic_limit({}) == UNLIMITED_MS

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
 
 from cdc.observe.health import HEARTBEAT_MAX_AGE_S, TURNS_KEPT, Health, slot_health
 from cdc.pipeline.supervisor import State
 from cdc.position import Lsn
+from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
 
 
 @pytest.fixture

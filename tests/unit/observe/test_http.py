@@ -8,7 +8,6 @@ from http.client import HTTPConnection, HTTPResponse
 
 import orjson
 import pytest
-from tests.unit.observe.observe_samples import POSITION, SERVER, Clock
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
@@ -17,6 +16,7 @@ from cdc.observe.health import HEARTBEAT_MAX_AGE_S
 from cdc.observe.http import HttpServer, create_app
 from cdc.observe.observer import PipelineObserver
 from cdc.pipeline.supervisor import State
+from tests.unit.observe.observe_samples import POSITION, SERVER, Clock
 
 ANSWER_S = 10.0
 

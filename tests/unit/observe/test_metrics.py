@@ -6,7 +6,6 @@ import dataclasses
 import re
 
 import pytest
-from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.errors import Fenced, SlotBusy
@@ -15,6 +14,7 @@ from cdc.observe.metrics import METRICS, OTHER
 from cdc.observe.observer import DEAD_LETTER_LINES, DEAD_LETTER_WINDOW_S, PipelineObserver, cause_of
 from cdc.pipeline.ports import Observer
 from cdc.pipeline.supervisor import State
+from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
 
 NAMES = {definition.name for definition in METRICS}
 
