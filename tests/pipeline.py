@@ -274,12 +274,17 @@ class Pipeline:
 
     # Commands and the child process
 
+    def here(self, *arguments: str) -> Answer:
+        """Run a command with these settings in this process, which saves starting an interpreter."""
+        out, said = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(out):
+            code = main([*arguments, "--config", str(self.write())])
+        return Answer(code, out.getvalue(), said.getvalue())
+
     def init(self, *arguments: str, create_table: bool = True) -> None:
         """`cdc init`, in this process; must succeed."""
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            code = main(["init", "--config", str(self.write()), *(["--create-table"] if create_table else []), *arguments])
-        assert code == 0, said.getvalue()
+        made = self.here("init", *(["--create-table"] if create_table else []), *arguments)
+        assert made.code == 0, made.err
 
     def command(self, *arguments: str, timeout_s: float = 90.0) -> Answer:
         """Run another command with these settings, as a process of its own."""

@@ -173,7 +173,7 @@ def test_a_broken_schema_file(pipeline: Pipeline) -> None:
     path.write_text(right[:-1])
     refused(pipeline.command("run"), 2, "Thing/1.avsc")
     path.write_text(right.replace('"long"', '"lung"'))
-    refused(pipeline.command("run"), 2, "Thing/1", "lung")
+    refused(pipeline.here("schemas", "check"), 2, "Thing/1", "lung")
     path.write_text(right.replace('"long"', '"int"'))
     refused(pipeline.command("run"), 2, "Thing/1", "locked")
     path.write_text(right)

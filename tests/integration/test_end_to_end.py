@@ -56,7 +56,7 @@ def test_an_insert_with_psql_becomes_a_record(
 
             began = time.time()
             insert = f"INSERT INTO outbox VALUES ('{EVENT_ID}', 'thing', '42', 'Thing', '{{\"n\": 7, \"text\": \"Grüße\"}}')"
-            psql = [client("psql"), "-X", "-v", "ON_ERROR_STOP=1", "-c", insert, dsn]
+            psql: list[str | Path] = [client("psql"), "-X", "-v", "ON_ERROR_STOP=1", "-c", insert, dsn]
             assert subprocess.run(psql, check=True, capture_output=True, text=True).stdout == "INSERT 0 1\n"
             pipeline.wait_numbers([7])
             again = pipeline.command("init")
