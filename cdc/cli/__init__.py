@@ -96,10 +96,16 @@ COMMANDS = {
         "Compare the outbox rows with the committed records.",
         ("cdc verify --json", "cdc verify --since 2026-01-01T00:00:00Z"),
     ),
+    "tail": Command(
+        "cdc.cli.tail",
+        "tail",
+        "Show decoded events as they are committed; personal fields are masked.",
+        ("cdc tail", "cdc tail outbox.event.order --from-beginning --json"),
+    ),
     "schemas": Command(
         "cdc.cli.schemas",
         "app",
-        "The schema folder as a registry: add, check.",
+        "The schema folder as a registry: add, check, list, show, diff, serve, push, docs.",
         ("cdc schemas add --all", "cdc schemas check"),
         "Schemas",
     ),

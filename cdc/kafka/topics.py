@@ -88,6 +88,11 @@ class Topics:
         future = self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
         return str(self._answer(future, waiting, "asking for the cluster's id").cluster_id)
 
+    def names(self, waiting: Waiting) -> list[str]:
+        """Return the names of all topics that we may see."""
+        waiting()
+        return sorted(self._client().list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+
     def brokers(self, waiting: Waiting) -> list[int]:
         """Return the ids of the brokers that are up."""
         future = self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
