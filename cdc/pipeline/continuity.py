@@ -11,6 +11,7 @@ PostgreSQL, which keeps confirmed positions in memory and writes them with a che
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc.errors import ContinuityError, PostgresRefused
@@ -29,20 +30,24 @@ class Evidence:
     position: Position | None
 
 
+Check = Callable[[Server, str, Position], None]
+
+
 def first_look(evidence: Evidence) -> None:
     """Refuse what is clear before anybody is fenced; raises as `prove` does.
 
     Without the fence the newest positions may be hidden (behind another writer's open Kafka transaction, or because the
     markers of the last commit are still on their way), so nothing is concluded from a position that is missing or behind.
+    Nor from one beyond the end of the log: another instance may have moved on since the server was looked at.
     """
     position, slot = evidence.position, evidence.server.slot
     if slot is None or (position is not None and position.pending is None):
-        _checked(evidence)
+        _checked(evidence, _FIRST)
 
 
 def prove(evidence: Evidence) -> Position:
     """Return the position from which to stream; raises ContinuityError or PostgresRefused."""
-    position, slot = _checked(evidence)
+    position, slot = _checked(evidence, (*_FIRST, _log_end))
     confirmed = slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.end_lsn:
         msg = (
@@ -53,10 +58,10 @@ def prove(evidence: Evidence) -> Position:
     return position
 
 
-def _checked(evidence: Evidence) -> tuple[Position, SlotState]:
+def _checked(evidence: Evidence, checks: tuple[Check, ...]) -> tuple[Position, SlotState]:
     position = _position(evidence)
     slot = _slot(evidence, position)
-    for check in (_kafka, _system, _recovery, _history, _log_end, _publication):
+    for check in checks:
         check(evidence.server, evidence.kafka_cluster_id, position)
     return position, slot
 
@@ -153,6 +158,9 @@ def _publication(server: Server, _: str, position: Position) -> None:
             f"{position.publication_fingerprint.proved_lsn}: it was dropped, recreated or changed"
         )
         raise ContinuityError(msg, "rows written meanwhile may be missing from the log: `cdc recover`")
+
+
+_FIRST: tuple[Check, ...] = (_kafka, _system, _recovery, _history, _publication)
 
 
 def owned(server: Server, slot: str) -> None:

@@ -175,6 +175,9 @@ class Supervisor:
         self._own(server)
         publisher.require(name.static_topics, self._waiting)
         position = publisher.recover(self._waiting, patient=self._patient)
+        # If we slept since we took the slot, somebody else may have taken it and moved on: what was seen then proves nothing now.
+        server = source.watch()
+        self._own(server)
         position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         source.start(position)
         relay = self._relay(position, self._waiting)
@@ -182,7 +185,7 @@ class Supervisor:
         self._stream(relay, position, cluster)
 
     def _own(self, server: Server) -> None:
-        """See that the slot is held by our connection, as the server sees it."""
+        """See that the slot is held by our connection, as the server sees it; only then what it shows counts."""
         self._unowned = 0 if server.ours else self._unowned + 1
         if 0 < self._unowned < UNOWNED_TIMES:
             msg = f"slot {self._identity.slot!r} is not held by our replication connection any more"
@@ -215,6 +218,7 @@ class Supervisor:
         for kind, count in self._source.take_ignored().items():
             self._observer.ignored(kind, count)
         self._observer.server(server, position)
+        self._own(server)  # else the slot may be where another instance has taken it, and the door says what became of it
         continuity.prove(continuity.Evidence(self._identity.pipeline, self._identity.slot, server, cluster, position))
 
     def _waiting(self) -> None:
