@@ -84,6 +84,7 @@ class FakePostgres:
         self.stopping = False
         self.cut_at: int | None = None
         self.sent_bytes = 0
+        self.frame_ends: list[int] = []
         self.asked = 0
         self._xid = 740
         self._pid = 1_000
@@ -175,6 +176,7 @@ class FakeLink:
         self._socket: deque[bytes] = deque()
         self._socket_bytes = 0
         self._ended = False
+        self._deaf = False
         self._closed = False
         self._streaming = False
         self._next = 0
@@ -198,6 +200,7 @@ class FakeLink:
         return self.server.system_id, self.server.history, self.server.end
 
     def start(self, slot: str, publication: str, *, messages: bool) -> None:
+        del publication, messages
         self._alive()
         begin = self.server.take(self, slot)
         self._streaming = True
@@ -236,9 +239,11 @@ class FakeLink:
         if self._ended:
             msg = "the replication connection was lost: could not send data to server"
             raise Retriable(msg)
-        self._status(frame)
+        if not self._deaf:
+            self._status(frame)
 
     def end(self, timeout_s: float) -> None:
+        del timeout_s
         self.break_()
 
     def close(self) -> None:
@@ -249,7 +254,7 @@ class FakeLink:
 
     def serve(self) -> None:
         """Send what fits into the socket; ask, or give up, when the client is silent."""
-        if self._ended or not self._streaming:
+        if self._ended or self._deaf or not self._streaming:
             return
         now, server = self.server.clock(), self.server
         if now - self._heard_at >= server.timeout_s:
@@ -269,6 +274,11 @@ class FakeLink:
         elif self._flushed < self._sent_lsn and self._told_lsn != self._sent_lsn:
             self._told_lsn = self._sent_lsn
             self._put(keepalive(self._sent_lsn, self._time_us()))
+
+    def forsake(self) -> None:
+        """End the link without a word: a network that swallows everything, and a server that has given up."""
+        self.break_()
+        self._ended, self._deaf = False, True
 
     def break_(self) -> None:
         """End the link; what lies in the socket can still be read."""
@@ -329,6 +339,7 @@ class FakeLink:
     def _put(self, frame: bytes) -> None:
         server = self.server
         server.sent_bytes += len(frame)
+        server.frame_ends.append(server.sent_bytes)
         if server.cut_at is not None and server.sent_bytes > server.cut_at:
             server.cut_at = None
             self.break_()
@@ -369,6 +380,7 @@ class FakeCatalog:
         )
 
     def server(self, slot: str, publication: str, system_id: str, history: tuple[tuple[int, Lsn], ...], our_pid: int) -> Server:
+        del publication
         state = self.slot(slot)
         return Server(
             system_id=system_id,

@@ -3,52 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
-from tests.simulation.stage import Fault, World
 
+from cdc.audit.judge import Finding
 from cdc.errors import CdcError, Retriable
 from cdc.event import Record
 from cdc.pipeline.ports import Waiting
+from cdc.pipeline.relay import Relay
 from cdc.position import Lsn, Position
 from cdc.postgres.stream import ReplicationStream
-from cdc.postgres.transaction import Row, TransactionEnd
-from tests.simulation.fake_kafka import FakePublisher
-from tests.simulation.test_every_step import steps, workload
+from tests.simulation.fake_kafka import FakePublisher, Verb
+from tests.simulation.test_zombies import alternate
+from tests.simulation.workloads import good, small
+from tests.simulation.world import Actor, Build, Fault, Script, World
+
+APART: Script = [
+    (0.0, small),
+    *((at, lambda world, at=at: world.transaction((f"f{at}", "k1", good(5)), (f"g{at}", "k2", good(6)))) for at in (1.0, 2.0)),
+]
+"""So far apart that each position is told before the next transaction comes."""
+
+LIVES = 10
+"""How often a wrong relay that dies of its own mistake is started again."""
 
 
-class ConfirmsTooEarly(ReplicationStream):
-    """Confirms what it has read, before Kafka has it."""
+class ConfirmsTooEarly(Relay):
+    """Lets the slot forget before Kafka has committed."""
 
-    def receive(self, timeout_s: float) -> Sequence[Row | TransactionEnd]:
-        items = super().receive(timeout_s)
-        for item in items:
-            if isinstance(item, TransactionEnd) and self._walsender is not None and item.end_lsn > self._walsender.confirmed:
-                super().confirm(item.end_lsn)
-        return items
-
-    def confirm(self, lsn: Lsn) -> None:
-        if self._walsender is not None and lsn > self._walsender.confirmed:
-            super().confirm(lsn)
+    def _commit(self) -> None:
+        self._source.confirm(self._batch.next().end_lsn)
+        super()._commit()
 
 
 class IgnoresThePosition(ReplicationStream):
-    """Streams from the slot's place on, whatever Kafka has committed."""
+    """Publishes whatever the slot sends again."""
 
     def start(self, position: Position) -> None:
         super().start(dataclasses.replace(position, end_lsn=Lsn(0)))
 
 
 class OneKafkaTransactionForEachEvent(FakePublisher):
-    """Commits each record by itself."""
+    """Commits each record by itself, with the position of the transaction before."""
+
+    last: Position
 
     def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
-        self.last = super().recover(waiting, patient=patient)
-        return self.last
+        position = super().recover(waiting, patient=patient)
+        assert position is not None
+        self.last = position
+        return position
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
-        assert self.last is not None
         for record in records:
             super().produce([record], waiting)
             super().commit(self.last, waiting)
@@ -59,58 +67,113 @@ class OneKafkaTransactionForEachEvent(FakePublisher):
 
 
 class ReadsBeforeItFences(FakePublisher):
-    """Takes the position that is there, then fences; what was under way arrives in between."""
+    """Takes the position that is there; what its predecessor commits before it is fenced comes twice."""
 
     def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
-        position, _ = self.peek()
-        self.cluster.release()
+        position = self._last()
         super().recover(waiting, patient=patient)
         return position
 
 
 class CallsATimedOutCommitAgain(FakePublisher):
-    """Believes the second answer, which librdkafka may give although nothing was committed."""
+    """Believes the second answer: the client library may say success although nothing was committed."""
 
     def commit(self, position: Position, waiting: Waiting) -> None:
         epoch = self._epoch
         try:
             super().commit(position, waiting)
         except Retriable:
+            if not self.cluster.held:
+                raise
+            self.cluster.held = [held for held in self.cluster.held if held[0] is not Verb.COMMIT]
             self._epoch, self._open = epoch, False
 
 
-def caught(fault: Fault, **wrong: type) -> set[str]:
-    """Return the kinds of findings of a wrong relay over a fault at every step; a crash of its own counts as none."""
-    kinds: set[str] = set()
-    for step in range(1, steps() + 1):
-        world = World({step: fault}, **wrong)
-        workload(world)
+def findings(build: Build, plan: dict[int, Fault]) -> list[Finding]:
+    """Run with faults, and judge; a wrong relay that dies of its own mistake is started again, as any process is."""
+    world = World(APART, plan, build)
+    for _ in range(LIVES):
         try:
-            verdict = world.run()
+            return world.run().verdict().findings
         except (CdcError, AssertionError):
-            kinds |= {finding.kind for finding in world.watch.verdict.findings}
-            continue
-        kinds |= {finding.kind for finding in verdict.findings}
-    return kinds
+            for link in list(world.postgres.links):
+                link.break_()
+    return world.verdict().findings
 
 
-@pytest.mark.parametrize(
-    ("wrong", "fault", "kind"),
-    [
-        ({"stream": ConfirmsTooEarly}, Fault.CRASH, "forgotten"),
-        ({"stream": IgnoresThePosition}, Fault.SERVER_CRASH, "duplicated"),
-        ({"publisher": OneKafkaTransactionForEachEvent}, Fault.CRASH, "duplicated"),
-        ({"publisher": ReadsBeforeItFences}, Fault.HOLD, "duplicated"),
-        ({"publisher": CallsATimedOutCommitAgain}, Fault.CUT, "missing"),
-    ],
-    ids=lambda value: next(iter(value.values())).__name__ if isinstance(value, dict) else "",
-)
-def test_a_wrong_relay_is_caught(wrong: dict[str, type], fault: Fault, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.pipeline.relay.HELD_ROWS", 4)
-    assert kind in caught(fault, **wrong)
+def kinds(found: Iterable[Finding]) -> Counter[str]:
+    return Counter(str(finding.kind) for finding in found)
 
 
-def test_the_right_one_is_not_caught_by_the_same_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.pipeline.relay.HELD_ROWS", 4)
-    for fault in (Fault.CRASH, Fault.SERVER_CRASH, Fault.HOLD, Fault.CUT):
-        assert caught(fault) == set()
+def caught(build: Build, *faults: Fault) -> Counter[str]:
+    """Return what the judge finds with each of these faults at every call of the pipeline's ports."""
+    last = World(APART, build=Build(deep=False)).run().gate.calls
+    return kinds(finding for fault in faults for call in range(last) for finding in findings(build, {call: fault}))
+
+
+def caught_asleep(build: Build) -> Counter[str]:
+    """Return what the judge finds when a process sleeps at a call, and wakes while its successor is inside of `recover`."""
+    found: list[Finding] = []
+    for call in range(World(APART, build=Build(deep=False)).run().gate.calls):
+        world = World(APART, build=build)
+        sleeper = Actor(world)
+        sleeper.step(call)
+        sleeper.lose_slot(silently=True)
+        successor = Actor(world)
+        successor.until("ReplicationStream.open")
+        while successor.step() and not world.gate.names[-1].endswith("recover"):
+            pass
+        sleeper.step(12)
+        try:
+            alternate(sleeper, successor)
+        except (CdcError, AssertionError):
+            sleeper.kill()
+            successor.kill()
+        found += world.verdict().findings
+    return kinds(found)
+
+
+def test_the_right_relay_is_not_caught() -> None:
+    right = Build(deep=False)
+    assert caught(right, Fault.KILL, Fault.HOLD, Fault.RESTART) + caught_asleep(right) == Counter()
+
+
+def test_confirming_too_early_is_caught() -> None:
+    found = caught(Build(relay=ConfirmsTooEarly, deep=False), Fault.KILL)
+    assert found["missing"]
+    assert found["forgotten"]
+
+
+def test_ignoring_the_position_is_caught() -> None:
+    found = caught(Build(stream=IgnoresThePosition, deep=False), Fault.KILL)
+    assert found["duplicated"]
+    assert found["torn"], "an old transaction becomes visible after a newer one"
+
+
+def test_one_kafka_transaction_for_each_event_is_caught() -> None:
+    found = caught(Build(publisher=OneKafkaTransactionForEachEvent, deep=False), Fault.KILL)
+    assert found["torn"]
+    assert found["duplicated"]
+
+
+def test_reading_before_fencing_is_caught() -> None:
+    assert caught_asleep(Build(publisher=ReadsBeforeItFences, deep=False))["duplicated"]
+
+
+def test_calling_a_timed_out_commit_again_is_caught() -> None:
+    build = Build(publisher=CallsATimedOutCommitAgain, deep=False)
+    found = caught(build, Fault.HOLD)
+    assert found["forgotten"]
+    held = [call for call, name in enumerate(World(APART, build=build).run().gate.names) if name.endswith(".commit")]
+    lost = kinds(
+        finding for call in held for later in range(1, 12) for finding in findings(build, {call: Fault.HOLD, call + later: Fault.KILL})
+    )
+    assert lost["missing"]
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.name)
+def test_without_the_right_fault_even_a_wrong_relay_may_look_right(fault: Fault) -> None:
+    """Why the faults come at every call: most places hide the mistake."""
+    build = Build(stream=IgnoresThePosition, deep=False)
+    assert not findings(build, {})
+    assert not findings(build, {0: fault})
