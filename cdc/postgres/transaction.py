@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from cdc.errors import ProtocolError
 from cdc.position import Lsn
 from cdc.postgres import pgoutput
-from cdc.postgres.pgoutput import Begin, Commit, Relation
+from cdc.postgres.pgoutput import Begin, Commit, Insert, Relation
 
 XLOG_DATA_HEADER = 25
 """Bytes before the pgoutput message in an XLogData frame: 'w', start LSN, end LSN, server time."""
@@ -57,6 +57,7 @@ def compile_row_decoder(columns: int) -> RowDecoder:
         "def read(frame):",
         f"    at = {_TUPLE}",
         "    try:",
+        "        pass",
     ]
     for i in range(columns):
         lines += [
@@ -111,6 +112,7 @@ class Transactions:
         self._wanted = wanted
         self._position = position
         self._decoders: dict[bytes, tuple[Relation, RowDecoder]] = {}
+        self._others: set[int] = set()
         self._begin: Begin | None = None
         self._skipping = False
         self._ordinal = 0
@@ -141,6 +143,9 @@ class Transactions:
                 items.append(self._end(message))
             case Relation():
                 self._remember(message)
+            case Insert() if message.relation_oid not in self._others:
+                msg = f"a row of {len(message.values)} values came for relation {message.relation_oid}, which is not described so"
+                raise ProtocolError(msg)
             case _:
                 self.ignored[type(message).__name__.lower()] += 1
 
@@ -174,3 +179,6 @@ class Transactions:
             columns = len(relation.columns)
             key = b"I" + oid + b"N" + columns.to_bytes(2, "big")
             self._decoders[key] = (relation, compile_row_decoder(columns))
+            self._others.discard(relation.oid)
+        else:
+            self._others.add(relation.oid)
