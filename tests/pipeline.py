@@ -183,8 +183,7 @@ class Pipeline:
         for process in self.processes:
             self.kill(process)
         self.hang_up()
-        if error is not None:
-            print(self.log[-4000:])
+        print(self.log[-4000:])  # shown by pytest when the test failed
 
     # Settings
 
