@@ -6,6 +6,7 @@ Headers are Kafka Connect's names (KIP-298), so that its tools understand them, 
 
 from cdc.errors import InvalidEvent
 from cdc.event import Record, record_size
+from cdc.outbox.mapping import NAME_LIMIT
 
 
 def dead_letter(  # noqa: PLR0913 - one field for each header
@@ -23,10 +24,10 @@ def dead_letter(  # noqa: PLR0913 - one field for each header
     key, payload = values.get("aggregateid"), values.get("payload")
     headers: list[tuple[str, bytes | None]] = [
         ("cdc.reason", error.reason.encode()),
-        ("cdc.id", values.get("id") or b""),
+        ("cdc.id", (values.get("id") or b"")[:NAME_LIMIT]),
         ("cdc.sequence", sequence.encode()),
-        ("cdc.type", values.get("type") or b""),
-        ("__connect.errors.topic", meant_for.encode()),
+        ("cdc.type", (values.get("type") or b"")[:NAME_LIMIT]),
+        ("__connect.errors.topic", meant_for[:NAME_LIMIT].encode()),
         ("__connect.errors.partition", b""),
         ("__connect.errors.offset", b""),
         ("__connect.errors.connector.name", pipeline.encode()),

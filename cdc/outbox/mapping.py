@@ -27,6 +27,9 @@ KEYS = (
 REQUIRED = ("id", "aggregateid", "type", "payload")
 """What every outbox must have; aggregatetype only if the topic's template names it."""
 
+NAME_LIMIT = 1_000
+"""Bytes of an id or a type: they become headers, and a record's headers must never be what makes it too large."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxMapping:

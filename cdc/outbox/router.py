@@ -22,7 +22,7 @@ from cdc.avro.encoder import Encoder
 from cdc.errors import InvalidEvent
 from cdc.event import Record
 from cdc.outbox import values as read
-from cdc.outbox.mapping import Located, OutboxMapping, found, locate, placeholders
+from cdc.outbox.mapping import NAME_LIMIT, Located, OutboxMapping, found, locate, placeholders
 from cdc.position import time_text
 from cdc.postgres.pgoutput import Begin, Relation
 from cdc.postgres.transaction import Row
@@ -142,6 +142,7 @@ class Router:
             lines.append(f"    schema_version = {known} or version_of(own)")
         lines += [
             "    if id is None: raise null('id')",
+            f"    if len(id) > {NAME_LIMIT}: raise too_long('id')",
             f"    kind = KINDS.get({_key(kind_keys)})",
             f"    if kind is None: kind = new_kind({_key(kind_keys)}, {_arguments(kind_keys)})",
             "    encoder, type_header, schema_header = kind",
@@ -192,6 +193,7 @@ class Router:
             "parsed": read.parsed,
             "followed": read.followed,
             "null": read.null,
+            "too_long": read.too_long,
             "number": read.number,
             "own_headers": read.own_headers,
             "version_of": read.version_of,
@@ -217,6 +219,8 @@ class Router:
         event_type, version = values.get("type"), values.get("schema_version")
         if event_type is None:
             raise read.null("type")
+        if len(event_type) > NAME_LIMIT:
+            raise read.too_long("type")
         number = None if version is None else read.number("schema_version", version, "schema")
         encoder = self._encoder(fill(self._mapping.subject, values), number)
         kind = Kind(encoder, ("ce_type", event_type), ("ce_dataschema", encoder.dataschema.encode()))

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from cdc.errors import InvalidEvent
+from cdc.outbox.mapping import NAME_LIMIT
 
 RESERVED_HEADERS = re.compile(r"ce_.*|content-type|cdc\..*|__connect\.errors\..*", re.IGNORECASE)
 """Header names that a row's own headers may not take: consumers trust them to be ours."""
@@ -18,6 +19,11 @@ _TIME = re.compile(rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d+)?)(Z|[+-]\d\d
 def null(key: str) -> InvalidEvent:
     """Return the error of a value that must not be NULL."""
     return InvalidEvent("mapping", f"the row has no {key}: outbox.columns.{key} is NULL or missing in the payload")
+
+
+def too_long(key: str) -> InvalidEvent:
+    """Return the error of an id or a type that cannot be a header."""
+    return InvalidEvent("mapping", f"outbox.columns.{key} has more than {NAME_LIMIT} bytes")
 
 
 def text(key: str, value: bytes | None) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cdc.errors import Fenced, InvalidEvent, Retriable, StoppedByPolicy, TransactionTimedOut
+from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable, StoppedByPolicy, TransactionTimedOut
 from cdc.event import Record, Route
 from cdc.kafka.limits import fits
 from cdc.outbox.dead_letter import dead_letter
@@ -169,18 +169,25 @@ class Relay:
                 f"invalid event {event_id or 'without id'} at {place} ({error.reason}): {error.what}",
                 error.fix or f"mend the schema or the row, or get past it: cdc dead-letters park {event_id}",
             ) from error
+        try:
+            route = self._open(topic)
+            record = dead_letter(
+                topic,
+                values,
+                error,
+                pipeline=self._policy.pipeline,
+                sequence=place,
+                timestamp_ms=begin.commit_time_us // 1000,
+                meant_for=self._router.topic_of(values),
+                limit_bytes=route.max_message_bytes,
+            )
+            fits(record, route, round(self._wall() * 1000))
+        except InvalidEvent as refused:
+            msg = f"the dead letter of the row at {place} ({error.reason}: {error.what}) cannot be written: {refused.what}"
+            raise KafkaRefused(msg, refused.fix) from refused
         self._observer.dead_letter(error.reason, event_id, place, error.what)
         self._held_dead += 1
-        return dead_letter(
-            topic,
-            values,
-            error,
-            pipeline=self._policy.pipeline,
-            sequence=place,
-            timestamp_ms=begin.commit_time_us // 1000,
-            meant_for=self._router.topic_of(values),
-            limit_bytes=self._open(topic).max_message_bytes,
-        )
+        return record
 
     def _open(self, topic: str) -> Route:
         route = self._publisher.route(topic, self._waiting)
