@@ -1,0 +1,370 @@
+"""The door and the one recovery path: in which order, how long it waits, and what it does not forgive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cdc.errors import (
+    CdcError,
+    ContinuityError,
+    Fenced,
+    IdentityTaken,
+    KafkaRefused,
+    PostgresRefused,
+    Retriable,
+    SlotBusy,
+    StoppedByPolicy,
+    TransactionTimedOut,
+)
+from cdc.pipeline.ports import Waiting
+from cdc.pipeline.relay import Relay
+from cdc.pipeline.supervisor import (
+    FENCED_TIMES,
+    FENCED_WITHIN_S,
+    STANDBY_POLL_S,
+    TRANSITIONS,
+    UNOWNED_TIMES,
+    WATCH_INTERVAL_S,
+    GraceEnded,
+    Identity,
+    State,
+    Supervisor,
+)
+from cdc.position import Lsn, Position
+from tests.unit.pipeline.ports import Heard, Kafka, Log, World
+from tests.unit.pipeline.samples import POSITION, SERVER, position, server, slot
+
+DOOR = ["look", "precheck", "peek", "open", "require dead", "recover", "keep_alive", "watch", "start 0/100"]
+DROP = ["drop publisher", "drop source"]
+GRACE_S = 10.0
+
+
+class Turning:
+    """A relay that does what the test says at each step."""
+
+    def __init__(self, world: World, waiting: Waiting) -> None:
+        self.world = world
+        self.waiting = waiting
+        self.position: Position = POSITION
+
+    def step(self) -> None:
+        self.world.now += 0.1
+        self.world.called("step")
+
+    def stop(self, timeout_s: float) -> None:
+        self.world.called("stop", f"{timeout_s:g}")
+
+
+class Stage:
+    """A supervisor between ports that a test writes for; it stops after so many steps of the relay."""
+
+    def __init__(self, steps: int = 1) -> None:
+        self.world = World()
+        self.log, self.kafka, self.heard = Log(self.world), Kafka(self.world), Heard()
+        self.steps = steps
+        self.asked = False
+        self.relays: list[Turning] = []
+        self.supervisor = Supervisor(
+            identity=Identity("shop", "cdc_shop", ("dead",)),
+            source=self.log,
+            publisher=self.kafka,
+            precheck=lambda: self.world.called("precheck"),
+            relay=self._relay,
+            refresh=lambda: self.world.called("refresh"),
+            observer=self.heard,
+            backoff=lambda attempt: attempt * 10.0,
+            clock=self.world.clock,
+            stopping=self._stopping,
+            pause=self.world.pause,
+            grace_s=GRACE_S,
+        )
+
+    def _relay(self, start: Position, waiting: Waiting) -> Any:  # noqa: ANN401 - stands for a Relay
+        made = Turning(self.world, waiting)
+        made.position = start
+        self.relays.append(made)
+        assert hasattr(Relay, "step")
+        return made
+
+    def _stopping(self) -> bool:
+        return self.asked or self.world.calls.count("step") >= self.steps
+
+    def run(self, **faults: Sequence[BaseException | None]) -> Stage:
+        self.world.faults = {name: list(queue) for name, queue in faults.items()}
+        self.supervisor.run()
+        return self
+
+    @property
+    def pauses(self) -> list[float]:
+        return [float(call.split()[1]) for call in self.world.calls if call.startswith("pause")]
+
+
+# the door
+
+
+def test_the_door_has_one_order() -> None:
+    stage = Stage().run()
+    assert stage.world.calls == [*DOOR, "step", "stop 10", "finish", *DROP]
+    assert stage.heard.states == ["opening", "streaming", "stopping", "stopped"]
+    assert stage.kafka.patient == [False]
+    assert repr(stage.supervisor) == "<Supervisor shop stopped attempt=0>"
+
+
+def test_asked_to_stop_before_it_began() -> None:
+    stage = Stage(steps=0).run()
+    assert stage.world.calls == DROP
+    assert stage.heard.states == ["stopped"]
+
+
+def test_what_is_clear_is_refused_before_anybody_is_fenced() -> None:
+    stage = Stage()
+    stage.log.seen = [server(system_id="1")]
+    with pytest.raises(ContinuityError):
+        stage.run()
+    assert stage.world.calls == [*DOOR[:3], *DROP]
+    assert stage.heard.states == ["opening", "failed"]
+    assert "this is PostgreSQL system 1" in stage.heard.heard[-1][2]
+
+
+def test_what_only_the_fence_shows_is_refused_behind_it() -> None:
+    stage = Stage()
+    ahead = server(slot=slot(confirmed_flush_lsn=Lsn(0x180)))
+    stage.log.seen = [ahead, ahead, ahead]
+    with pytest.raises(ContinuityError, match="is ahead"):
+        stage.run()
+    assert stage.world.calls == [*DOOR[:8], *DROP]
+
+
+def test_a_fresh_look_counts_not_the_one_before_the_fence() -> None:
+    """Whoever slept in the door, while another instance moved on, must not take its old look for the truth."""
+    stage = Stage()
+    stage.log.seen = [server(flush_lsn=Lsn(0x50)), server(flush_lsn=Lsn(0x50)), SERVER]
+    stage.run()
+    assert stage.world.calls[: len(DOOR)] == DOOR
+
+
+def test_the_position_behind_the_fence_counts() -> None:
+    stage = Stage()
+
+    def move_on() -> None:
+        stage.kafka.position = position(end_lsn=Lsn(0x180))
+
+    stage.world.before["recover"] = move_on
+    stage.run()
+    assert stage.relays[0].position.end_lsn == 0x180
+
+
+# a slot that is not ours
+
+
+def test_a_slot_that_was_lost_in_the_door_is_tried_again() -> None:
+    stage = Stage()
+    stage.log.seen = [SERVER, server(ours=False), SERVER, SERVER, server(ours=False)]
+    stage.run()
+    assert stage.heard.states.count("backoff") == 2
+    assert stage.kafka.patient == [False, False]
+
+
+def test_a_slot_that_is_never_ours_is_on_another_server() -> None:
+    stage = Stage()
+    stage.log.seen = [SERVER, server(ours=False)] * UNOWNED_TIMES
+    with pytest.raises(PostgresRefused, match="two connections reached two servers"):
+        stage.run()
+    assert stage.heard.states.count("backoff") == UNOWNED_TIMES - 1
+
+
+def test_a_standby_looks_again_and_again_without_being_impatient() -> None:
+    stage = Stage().run(look=[SlotBusy("cdc_shop", 42)] * 3, open=[SlotBusy("cdc_shop", 43)])
+    assert stage.pauses == [STANDBY_POLL_S] * 4
+    assert stage.heard.states == ["opening", "standby"] * 4 + ["opening", "streaming", "stopping", "stopped"]
+    assert ("state", "standby", "replication slot 'cdc_shop' is active for backend pid 42") in stage.heard.heard
+    assert not [heard for heard in stage.heard.heard if heard[0] == "failed"]
+
+
+# the one recovery path
+
+
+@pytest.mark.parametrize("call", ["look", "precheck", "peek", "open", "require", "recover", "watch", "start", "step"])
+def test_whatever_fails_everything_is_dropped_and_the_door_is_passed_again(call: str) -> None:
+    stage = Stage(steps=2 if call == "step" else 1).run(**{call: [Retriable("lost")]})
+    calls = stage.world.calls
+    failed = next(i for i, name in enumerate(calls) if name.startswith(call))
+    assert calls[failed + 1 : failed + 5] == [*DROP, "pause 10", "look"]
+    assert calls[failed + 4 :] == [*DOOR, "step", "stop 10", "finish", *DROP]
+    assert ("failed", "lost") in stage.heard.heard
+
+
+def progress(stage: Stage, step: int) -> None:
+    """Let the relay have committed something when it comes to its step of this number."""
+
+    def commit() -> None:
+        if stage.world.calls.count("step") == step:
+            stage.relays[-1].position = position(end_lsn=Lsn(0x110))
+
+    stage.world.before["step"] = commit
+
+
+def test_the_backoff_grows_until_something_was_committed() -> None:
+    stage = Stage(steps=2).run(look=[Retriable("a"), Retriable("b")], step=[Retriable("c")])
+    assert stage.pauses == [10.0, 20.0, 30.0]
+    stage = Stage(steps=3)
+    progress(stage, 1)
+    stage.run(look=[Retriable("a")], step=[None, Retriable("b")])
+    assert stage.pauses == [10.0, 10.0], "counted from 1 again after the commit"
+
+
+def test_a_standby_forgets_the_attempts_before() -> None:
+    stage = Stage().run(look=[Retriable("a"), Retriable("b"), SlotBusy("cdc_shop", 1), Retriable("c")])
+    assert stage.pauses == [10.0, 20.0, STANDBY_POLL_S, 10.0]
+
+
+@pytest.mark.parametrize("error", [PostgresRefused("no"), KafkaRefused("no"), ContinuityError("no"), ValueError("bug")])
+def test_what_does_not_heal_ends_the_process(error: Exception) -> None:
+    stage = Stage()
+    with pytest.raises(type(error)):
+        stage.run(step=[error])
+    assert stage.world.calls[-2:] == DROP
+    assert stage.heard.heard[-1] == ("state", "failed", "no" if isinstance(error, CdcError) else "ValueError")
+
+
+# fencing and timeouts
+
+
+def test_fenced_three_times_within_a_minute_somebody_has_our_name() -> None:
+    stage = Stage(steps=10)
+    with pytest.raises(IdentityTaken) as caught:
+        stage.run(step=[Fenced("fenced")] * FENCED_TIMES)
+    assert caught.value.exit_code == 6
+    assert stage.pauses == [10.0, 20.0]
+
+
+def test_fenced_now_and_then_is_a_takeover() -> None:
+    stage = Stage(steps=6)
+    stage.world.before["step"] = lambda: setattr(stage.world, "now", stage.world.now + FENCED_WITHIN_S / 2)
+    stage.run(step=[Fenced("fenced")] * 5)
+    assert stage.heard.states[-1] == "stopped"
+
+
+def test_a_transaction_that_timed_out_is_tried_with_more_patience_and_then_refused() -> None:
+    stage = Stage(steps=10)
+    with pytest.raises(KafkaRefused) as caught:
+        stage.run(step=[TransactionTimedOut(5, 61.0, 60.0), TransactionTimedOut(9, 901.0, 900.0)])
+    assert stage.kafka.patient == [False, True]
+    assert "9 outbox rows so far took 901.0 s" in caught.value.what
+    assert "transaction.max.timeout.ms" in caught.value.fix
+
+
+def test_patience_ends_with_progress() -> None:
+    stage = Stage(steps=4)
+    progress(stage, 2)
+    stage.run(step=[TransactionTimedOut(5, 61.0, 60.0), None, Retriable("lost")])
+    assert stage.kafka.patient == [False, True, False]
+
+
+# while it streams
+
+
+def test_continuity_is_watched_while_streaming() -> None:
+    stage = Stage(steps=round(WATCH_INTERVAL_S * 10) * 2 + 2)
+    stage.run()
+    assert stage.world.calls.count("watch") == 1 + 2
+    assert stage.world.calls.count("refresh") == 2
+    assert ("ignored", "truncate", 2) in stage.heard.heard
+    assert ("server", SERVER, POSITION) in stage.heard.heard
+
+
+def test_what_the_watch_finds_ends_the_process() -> None:
+    stage = Stage(steps=10_000)
+    stage.log.seen = [SERVER, SERVER, SERVER, server(publication=None)]
+    with pytest.raises(ContinuityError, match="the publication is missing"):
+        stage.run()
+
+
+def test_a_slot_that_is_not_ours_any_more_proves_nothing_by_where_it_stands() -> None:
+    """Another instance has it and moved on: that is no slot that is ahead."""
+    stage = Stage(steps=150)
+    stage.log.seen = [SERVER, SERVER, SERVER, server(ours=False, slot=slot(confirmed_flush_lsn=Lsn(0x180)))]
+    stage.run()
+    assert stage.heard.states.count("backoff") == 1
+
+
+# the end
+
+
+def test_an_invalid_event_stops_after_what_came_before_was_told() -> None:
+    stage = Stage()
+    with pytest.raises(StoppedByPolicy):
+        stage.run(step=[StoppedByPolicy("invalid event")])
+    assert stage.world.calls[-4:] == ["abort 10", "finish", *DROP]
+    assert stage.heard.states[-1] == "failed"
+
+
+@pytest.mark.parametrize("call", ["stop", "finish"])
+def test_a_fault_while_stopping_stops(call: str) -> None:
+    """What was under way is settled by the next start."""
+    stage = Stage().run(**{call: [Retriable("lost")]})
+    assert stage.heard.states == ["opening", "streaming", "stopping", "stopped"]
+    assert stage.pauses == []
+
+
+def test_waiting_answers_postgresql_and_shows_a_beat() -> None:
+    stage = Stage().run()
+    beats, calls = stage.heard.beats, len(stage.world.calls)
+    stage.steps = 100
+    stage.relays[0].waiting()
+    assert stage.heard.beats == beats + 1
+    assert stage.world.calls[calls:] == ["keep_alive"]
+
+
+def test_the_grace_counts_from_the_first_wait_after_the_signal() -> None:
+    stage = Stage()
+    waits: list[float] = []
+
+    def wait() -> None:
+        while True:
+            waits.append(stage.world.now)
+            stage.relays[0].waiting()
+            stage.world.now += 1.0
+
+    stage.world.before["stop"] = wait
+    stage.run()
+    assert waits[-1] - waits[0] == GRACE_S
+    assert stage.world.calls[-2:] == DROP
+    assert stage.heard.states == ["opening", "streaming", "stopping", "stopped"]
+    assert not [heard for heard in stage.heard.heard if heard[0] == "failed"]
+
+
+def test_a_wait_that_nobody_ended_goes_on() -> None:
+    stage = Stage(steps=5)
+    stage.run()
+    stage.steps = 100
+    for _ in range(3):
+        stage.world.now += GRACE_S
+        stage.relays[0].waiting()
+
+
+def test_grace_that_ended_is_no_fault() -> None:
+    assert not isinstance(GraceEnded("over"), Retriable)
+
+
+# states
+
+
+def test_every_state_is_left_only_as_the_table_says() -> None:
+    assert TRANSITIONS.keys() == set(State)
+    for state in State:
+        if state not in (State.STOPPED, State.FAILED):
+            assert {State.STOPPED, State.FAILED} <= TRANSITIONS[state]
+    reached = {State.STARTING}
+    for _ in State:
+        reached |= {following for state in reached for following in TRANSITIONS[state]}
+    assert reached == set(State)
+
+
+def test_a_turn_that_the_table_does_not_have_is_a_bug() -> None:
+    stage = Stage().run()
+    with pytest.raises(AssertionError, match="stopped -> opening"):
+        stage.supervisor._turn(State.OPENING)
