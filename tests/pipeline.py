@@ -119,7 +119,8 @@ def decode(value: bytes | None, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def sizes(short: object, full: object) -> pytest.MarkDecorator:
     """Run a test at its short and, in the soak, at its full size."""
-    return pytest.mark.parametrize("size", [pytest.param(short, id="short"), pytest.param(full, id="full", marks=pytest.mark.soak)])
+    marks = [pytest.mark.soak, pytest.mark.timeout(1800)]
+    return pytest.mark.parametrize("size", [pytest.param(short, id="short"), pytest.param(full, id="full", marks=marks)])
 
 
 def write_schemas(folder: Path, schemas: Mapping[str, Mapping[str, Any]] | None = None, *, locked: bool = True) -> None:
