@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import psycopg
 
 from cdc import app
 from cdc.audit.init import init
-from cdc.cli.init import _plan
+from cdc.cli.init import plan_of
 from cdc.devstack.stack import Stack
 from cdc.settings import Settings, load
 
@@ -75,7 +74,7 @@ def rig(settings: dict[str, str] | None = None) -> Iterator[Rig]:
         }
         loaded = load(None, (), environment)
         publisher = app.publisher(loaded)
-        init(_plan(loaded, create_table=True, skip=False), publisher, time.time_ns() // 1000, lambda _: None)
+        init(plan_of(loaded, create_table=True, skip=False), publisher, time.time_ns() // 1000, lambda _: None)
         publisher.close()
         yield Rig(stack, loaded, environment)
 
@@ -117,9 +116,3 @@ class Child:
 def pipeline(rig: Rig) -> Child:
     """Start `cdc run`."""
     return Child([sys.executable, "-m", "cdc", "run", "--log-format", "json"], rig.environment, rig.stack.postgres.folder / "cdc.log")
-
-
-def own_cpu_s() -> float:
-    """CPU seconds of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cdc.errors import ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused
+from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
 from cdc.outbox.mapping import OutboxMapping
@@ -105,14 +106,14 @@ def _ensure_table(ends: _Ends) -> None:
 
 def _ensure_topics(ends: _Ends) -> None:
     positions, create = ends.publisher.positions, ends.plan.create
-    if not positions.exists(_nothing):
+    if not positions.exists(nobody_waits):
         if create is None:
             msg = f"the position topic {positions.topic!r} does not exist"
             raise KafkaRefused(msg, "let init make it (topics.create), or make it yourself: one partition, cleanup.policy=compact")
-        positions.create(create.replication_factor, create.min_insync_replicas, _nothing)
+        positions.create(create.replication_factor, create.min_insync_replicas, nobody_waits)
         ends.say(f"created topic {positions.topic}")
-    positions.verify(_nothing)
-    ends.publisher.require(ends.plan.static_topics, _nothing)
+    positions.verify(nobody_waits)
+    ends.publisher.require(ends.plan.static_topics, nobody_waits)
 
 
 def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -> Position:
@@ -124,8 +125,8 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
     if plan.existing is None:
         _refuse_rows(ends)
     position = _pending(plan, _identify(ends), cluster, now_us)
-    publisher.recover(_nothing)
-    publisher.commit(position, _nothing)
+    publisher.recover(nobody_waits)
+    publisher.commit(position, nobody_waits)
     if slot is not None:
         administration.drop_slot(plan.slot)
     if administration.ensure_publication(plan.publication, plan.table):
@@ -136,7 +137,7 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
         administration.drop_slot(plan.slot)
         _refuse_rows(ends)
     position = _first_position(plan, ends.catalog, position, made)
-    publisher.commit(position, _nothing)
+    publisher.commit(position, nobody_waits)
     ends.say(f"created slot {plan.slot!r}; pipeline {plan.pipeline!r} begins at {position.end_lsn}")
     return position
 
@@ -188,7 +189,3 @@ def _identify(ends: _Ends) -> Server:
         return ends.catalog.server(plan.slot, plan.publication, system_id, history, link.backend_pid)
     finally:
         link.close()
-
-
-def _nothing() -> None:
-    """Nobody has to be kept waiting."""

@@ -14,24 +14,22 @@ Rules.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from cdc.audit import judge
 from cdc.audit.judge import Row, Verdict, Visible, digest, limit_of, place_of
 from cdc.audit.outbox_rows import OutboxRows, SeenBy
 from cdc.audit.spool import DIGEST_BYTES, Buffer, Spool, StoredRow
 from cdc.errors import ContinuityError
-from cdc.kafka.client import Notes, make
-from cdc.kafka.properties import admin_properties, client_properties
+from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.kafka.topics import Topic, latest
+from cdc.outbox.mapping import topics_of
 from cdc.position import Lsn, Position
 
 POLL_S = 0.1
@@ -39,9 +37,6 @@ POLL_S = 0.1
 
 RESTART_S = 3.0
 """How long a pipeline that does not run is given to come back; without one the position stands still."""
-
-LIST_TIMEOUT_S = 10.0
-"""For the names of the cluster's topics."""
 
 Progress = Callable[[float], object]
 Place = tuple[str, int]
@@ -56,7 +51,6 @@ class Ends:
     route: str
     dead_letter: str
     position_topic: str
-    kafka: dict[str, object]
     rows: OutboxRows
     subscriber: Subscriber
     position: Callable[[], Position | None]
@@ -144,10 +138,8 @@ class _Fates:
 
 def _topics(ends: Ends, from_rows: Iterable[str]) -> list[str]:
     """Return the topics to read: those that rows are meant for, those that fit the route, and the dead letters'."""
-    admin = make(AdminClient, admin_properties(client_properties(ends.kafka), ends.pipeline), Notes())
-    there = set(admin.list_topics(timeout=LIST_TIMEOUT_S).topics)
-    fits = re.compile(".+".join(re.escape(part) for part in re.split(r"\{\w+\}", ends.route)))
-    wanted = {*from_rows, *(name for name in there if fits.fullmatch(name)), ends.dead_letter} - {ends.position_topic}
+    there = set(ends.subscriber.topics.names(nobody_waits))
+    wanted = {*from_rows, *topics_of(ends.route, there), ends.dead_letter} - {ends.position_topic}
     return sorted(wanted & there)
 
 
@@ -160,13 +152,13 @@ def _wait(ends: Ends, topics: Sequence[str], lsn: Lsn, timeout_s: float) -> bool
         if now >= deadline or (now >= began + RESTART_S and not ends.running()):
             return False
         time.sleep(POLL_S)
-    counts = ends.subscriber.topics.partitions(topics, _nothing) if topics else {}
+    counts = ends.subscriber.topics.partitions(topics, nobody_waits) if topics else {}
     places = [TopicPartition(topic, number) for topic in topics for number in range(counts[topic])]
     ask = ends.subscriber.topics.offsets
-    goal = ask({place: latest() for place in places}, IsolationLevel.READ_UNCOMMITTED, _nothing)
+    goal = ask({place: latest() for place in places}, IsolationLevel.READ_UNCOMMITTED, nobody_waits)
     while any(
         stable < end
-        for stable, end in zip(ask({place: latest() for place in places}, IsolationLevel.READ_COMMITTED, _nothing), goal, strict=True)
+        for stable, end in zip(ask({place: latest() for place in places}, IsolationLevel.READ_COMMITTED, nobody_waits), goal, strict=True)
     ):
         if time.monotonic() >= deadline:
             return False
@@ -176,10 +168,10 @@ def _wait(ends: Ends, topics: Sequence[str], lsn: Lsn, timeout_s: float) -> bool
 
 def _read(ends: Ends, spool: Spool, topics: Sequence[str], since_ms: int | None, progress: Progress) -> _Kept:
     kept, firsts = _Kept(), dict[Place, Seen]()
-    described = ends.subscriber.topics.describe(topics, _nothing)
+    described = ends.subscriber.topics.describe(topics, nobody_waits)
     kept.compacted = {t.name for t in described.values() if isinstance(t, Topic) and "compact" in t.config.get("cleanup.policy", "")}
     kept.partitions = {t.name: t.partitions for t in described.values() if isinstance(t, Topic)}
-    bounds = ends.subscriber.bounds(topics, _nothing) if topics else {}
+    bounds = ends.subscriber.bounds(topics, nobody_waits) if topics else {}
     cut = {place for place, (low, _) in bounds.items() if low > 0 and since_ms is None}
     records = Buffer(spool.add_records)
     for done, seen in enumerate(ends.subscriber.read(topics, since_ms=since_ms) if topics else (), 1):
@@ -238,7 +230,3 @@ def _murmur2(data: bytes) -> int:
         hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * factor & mask
     hashed = (hashed ^ hashed >> 13) * factor & mask
     return hashed ^ hashed >> 15
-
-
-def _nothing() -> None:
-    """Nobody has to be kept waiting."""

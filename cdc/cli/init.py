@@ -35,7 +35,7 @@ def init(
     if existing not in (None, "skip"):
         msg = f"--existing {existing} is not available in this version"
         raise ConfigurationError(msg, "use --existing skip")
-    plan = _plan(settings, create_table=create_table, skip=existing == "skip")
+    plan = plan_of(settings, create_table=create_table, skip=existing == "skip")
     if sql:
         print(_sql(settings, plan))
         return
@@ -48,7 +48,8 @@ def init(
         print_json({"pipeline": settings.name, "slot": plan.slot, "publication": plan.publication, "end_lsn": str(position.end_lsn)})
 
 
-def _plan(settings: Settings, *, create_table: bool, skip: bool) -> Plan:
+def plan_of(settings: Settings, *, create_table: bool, skip: bool) -> Plan:
+    """Return what init is asked for by the settings and its flags."""
     return Plan(
         pipeline=settings.name,
         slot=settings.postgres.slot,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -17,7 +16,9 @@ from cdc.avro.registry import Registry
 from cdc.cli.options import Config, Json, Sets, settings_from
 from cdc.cli.output import say
 from cdc.errors import InvalidEvent, KafkaRefused
+from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Seen, Subscriber
+from cdc.outbox.mapping import topics_of
 from cdc.settings import Settings
 
 
@@ -49,10 +50,8 @@ def tail(
 
 def routed(settings: Settings, subscriber: Subscriber) -> list[str]:
     """Return the topics that exist and fit the route; raises KafkaRefused when there is none."""
-    parts = re.split(r"\{\w+\}", settings.topics.route)
-    fits = re.compile(".+".join(map(re.escape, parts)))
     own = {settings.topics.position, settings.topics.dead_letter}
-    found = sorted(name for name in subscriber.topics.names(_nothing) if fits.fullmatch(name) and name not in own)
+    found = [name for name in topics_of(settings.topics.route, subscriber.topics.names(nobody_waits)) if name not in own]
     if not found:
         msg = f"no topic fits topics.route = {settings.topics.route!r} yet"
         raise KafkaRefused(msg, "publish an event, or name a topic")
@@ -109,7 +108,3 @@ def _line(document: dict[str, Any]) -> str:
     what = headers.get("ce_type") or headers.get("cdc.reason") or "-"
     place = f"{document['topic']}[{document['partition']}]@{document['offset']}"
     return f"{place}  {what}  key={document['key']}  {orjson.dumps(document['value']).decode()}"
-
-
-def _nothing() -> None:
-    """Nobody has to be kept waiting."""

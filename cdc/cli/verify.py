@@ -53,7 +53,6 @@ def audit(settings: Settings, since_ms: int | None, timeout_s: float, step: Prog
         route=settings.topics.route,
         dead_letter=settings.topics.dead_letter,
         position_topic=settings.topics.position,
-        kafka=dict(settings.kafka),
         rows=OutboxRows(
             app.dsn(settings),
             app.application_name(settings),

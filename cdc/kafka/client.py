@@ -17,10 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from cdc.errors import CdcError, ConfigurationError, KafkaRefused, Retriable
-from cdc.kafka.faults import Code, Fault, exception
+from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
 from cdc.kafka.properties import Properties
 
 Waiting = Callable[[], None]
@@ -149,6 +149,25 @@ def unanswered(fault: Fault, notes: Notes, doing: str) -> CdcError:
 
 _retired: queue.SimpleQueue[list[object]] = queue.SimpleQueue()
 _reaper: list[threading.Thread] = []
+
+
+def usable(messages: list[Message], doing: str) -> list[Message]:
+    """Return the records and EOFs among what a consumer gave; raises for what no further try heals."""
+    good = []
+    for message in messages:
+        failure = message.error()
+        if failure is None or failure.code() == Code.PARTITION_EOF:
+            good.append(message)
+            continue
+        fault = fault_of(failure)
+        ours = fault.code != Code.GROUP_AUTHORIZATION_FAILED
+        if ours and remedy(fault, transactional=False) is not Remedy.REPEAT:
+            raise exception(fault, doing, transactional=False)
+    return good
+
+
+def nobody_waits() -> None:
+    """A `waiting` for callers that nobody else depends on."""
 
 
 def retire(*clients: object) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicPartition
 
 from cdc.errors import KafkaRefused, Retriable
-from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, raised, retire
-from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
+from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, make, raised, retire, usable
+from cdc.kafka.faults import Fault, exception
 from cdc.kafka.properties import Properties
 from cdc.kafka.topics import MISSING, Create, Topic, Topics, earliest, latest
 from cdc.position import Position
@@ -179,17 +179,7 @@ class _Reader:
             raise raised(error, doing, transactional=False) from None
         self._notes.check(doing)
         self._waiting()
-        good = []
-        for message in messages:
-            failure = message.error()
-            if failure is None or failure.code() == Code.PARTITION_EOF:
-                good.append(message)
-                continue
-            fault = fault_of(failure)
-            ours = fault.code != Code.GROUP_AUTHORIZATION_FAILED
-            if ours and remedy(fault, transactional=False) is not Remedy.REPEAT:
-                raise exception(fault, doing, transactional=False)
-        return good
+        return usable(messages, doing)
 
     def _check(self, seconds: float, seen: int, stop: int) -> None:
         if seconds < FOREIGN_WARN_S:

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaException, Producer
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Retriable
 from cdc.event import Record, Route
 from cdc.kafka.call import Caller, PatienceEnded
-from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, retire
+from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, nobody_waits, retire
 from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.limits import route_from, topic_limit
 from cdc.kafka.positions import PositionTopic
@@ -132,8 +132,8 @@ class KafkaPublisher:
 
     def peek(self) -> tuple[Position | None, str]:
         """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
-        self.positions.verify(_nothing)
-        return self.positions.peek(_nothing), self.topics.cluster_id(_nothing)
+        self.positions.verify(nobody_waits)
+        return self.positions.peek(nobody_waits), self.topics.cluster_id(nobody_waits)
 
     def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed.
@@ -213,7 +213,7 @@ class KafkaPublisher:
         if passage is None or self._failed or self._opened_at is None:
             return
         try:
-            self._call(passage.producer.abort_transaction, timeout_s, _nothing, "aborting")
+            self._call(passage.producer.abort_transaction, timeout_s, nobody_waits, "aborting")
         except CdcError as error:
             LOG.info("the Kafka transaction was left to its timeout: %s", error)
         self._failed = True
@@ -353,7 +353,3 @@ def _refusal(name: str, fault: Fault) -> tuple[str, str]:
     if fault.code == Code.TOPIC_AUTHORIZATION_FAILED:
         return f"we may not use topic {name!r}", "grant WRITE, DESCRIBE and DESCRIBE_CONFIGS on it"
     return f"topic {name!r} cannot be used: {fault.text}", "see topics.route and the topic column"
-
-
-def _nothing() -> None:
-    """Nobody has to be kept waiting."""

@@ -14,8 +14,7 @@ from typing import NamedTuple, cast
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicPartition
 
 from cdc.errors import Retriable
-from cdc.kafka.client import Notes, Waiting, fault_of, make, raised, retire
-from cdc.kafka.faults import Code, Remedy, exception, remedy
+from cdc.kafka.client import Notes, Waiting, make, raised, retire, usable
 from cdc.kafka.properties import admin_properties, client_properties, consumer_properties
 from cdc.kafka.topics import Topics, at_time, earliest, latest
 
@@ -117,17 +116,7 @@ class Subscriber:
         except KafkaException as error:
             raise raised(error, doing, transactional=False) from None
         notes.check(doing)
-        good = []
-        for message in messages:
-            failure = message.error()
-            if failure is None or failure.code() == Code.PARTITION_EOF:
-                good.append(message)
-                continue
-            fault = fault_of(failure)
-            ours = fault.code != Code.GROUP_AUTHORIZATION_FAILED
-            if ours and remedy(fault, transactional=False) is not Remedy.REPEAT:
-                raise exception(fault, doing, transactional=False)
-        return good
+        return usable(messages, doing)
 
     def _places(self, topics: Sequence[str], waiting: Waiting) -> list[Place]:
         counts = self.topics.partitions(topics, waiting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -63,6 +63,12 @@ class Located(NamedTuple):
 def placeholders(template: str) -> list[str]:
     """Return the keys that a template names, in order."""
     return re.findall(r"\{(\w+)\}", template)
+
+
+def topics_of(route: str, names: Iterable[str]) -> list[str]:
+    """Return the topics among `names` that a route's template can lead to, sorted."""
+    fits = re.compile(".+".join(map(re.escape, re.split(r"\{\w+\}", route))))
+    return sorted(name for name in names if fits.fullmatch(name))
 
 
 def locate(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:

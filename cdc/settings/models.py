@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, model_validator
 
+from cdc.outbox.mapping import KEYS
 from cdc.settings.values import (
-    COLUMN_KEYS,
     Column,
     ConnectionString,
     Duration,
@@ -121,7 +121,7 @@ class ColumnSettings(_Frozen):
 
     def named(self) -> dict[str, str]:
         """Return only what the settings name; the rest has Debezium's column names."""
-        return {key: value for key in COLUMN_KEYS if (value := getattr(self, key)) is not None}
+        return {key: value for key in KEYS if (value := getattr(self, key)) is not None}
 
 
 class OutboxSettings(_Frozen):

@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Secret
 
 from cdc.kafka.properties import SECRETS
+from cdc.outbox.mapping import KEYS
 
 NAME_MAX_BYTES = 63
 """Bytes in a PostgreSQL identifier or a slot's name (NAMEDATALEN - 1): the server cuts longer ones without an error."""
@@ -26,22 +27,7 @@ PIPELINE_NAME_MAX_CHARS = 59
 TOPIC_MAX_CHARS = 249
 """Characters in a topic's name: a broker's directory `<topic>-<partition>` has to fit into 255."""
 
-COLUMN_KEYS = (
-    "id",
-    "aggregatetype",
-    "aggregateid",
-    "type",
-    "payload",
-    "schema_version",
-    "headers",
-    "occurred_at",
-    "topic",
-    "partition",
-    "traceparent",
-)
-"""What an outbox row can carry; the first five are needed, the others optional."""
-
-TEMPLATE_KEYS = tuple(key for key in COLUMN_KEYS if key not in {"payload", "headers"})
+TEMPLATE_KEYS = tuple(key for key in KEYS if key not in {"payload", "headers"})
 """What a template may name: payload and headers are left out, because a topic or subject is seen by everybody."""
 
 MASK = "***"

@@ -15,9 +15,8 @@ from cdc.errors import ConfigurationError
 from cdc.kafka.properties import LOCKED_PROPERTIES
 from cdc.outbox import mapping
 from cdc.settings import Settings, TableName, load, load_schemas, mask, template_parts
-from cdc.settings.models import NOT_YET
+from cdc.settings.models import NOT_YET, ColumnSettings
 from cdc.settings.values import (
-    COLUMN_KEYS,
     Wrong,
     duration_text,
     parse_duration,
@@ -64,7 +63,7 @@ class TestDefaults:
             settings.postgres.slot = "other"  # type: ignore[misc]  # that is the point
 
     def test_columns_are_those_that_the_router_knows(self) -> None:
-        assert COLUMN_KEYS == mapping.KEYS
+        assert tuple(ColumnSettings.model_fields) == mapping.KEYS
 
     @pytest.mark.parametrize("missing", list(MINIMAL))
     def test_what_has_no_default_is_asked_for(self, missing: str) -> None:
