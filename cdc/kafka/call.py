@@ -54,7 +54,10 @@ class Caller:
                 raise PatienceEnded
         self.abandoned = False
         if outcome is not None:
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # an error that its own frame keeps would keep the producer, too, until the next collection
 
     def end(self) -> None:
         """Let the thread end after its present call."""

@@ -13,8 +13,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -79,6 +79,9 @@ UNKNOWN_TO_BROKER = frozenset(
     {Code.AUTHENTICATION, Code.SASL_AUTHENTICATION_FAILED, Code.UNSUPPORTED_SASL_MECHANISM, Code.ILLEGAL_SASL_STATE}
 )
 """Errors that only a client's event tells, while its requests merely time out: the broker does not know us."""
+
+CALLBACK_S = 0.1
+"""How long the callback that brought an answer may take to return."""
 
 AWAY_S = 2.0
 """How long every broker may be out of reach before a request is given up; it has not been sent to anybody by then."""
@@ -168,6 +171,22 @@ def usable(messages: list[Message], doing: str) -> list[Message]:
 
 def nobody_waits() -> None:
     """A `waiting` for callers that nobody else depends on."""
+
+
+def retire_after(client: object, asked: Sequence[Future[Any]]) -> None:
+    """Let a client go when all that it was asked has been answered, if only by a timeout.
+
+    Its answers are handed over in a thread of its own. Were the client garbage by then (whoever keeps an error keeps the frames
+    that it passed through, and the client in them), Python might collect it in that thread, and librdkafka aborts a process
+    that destroys a client there.
+    """
+
+    def let_go(held: list[object]) -> None:
+        wait(asked)
+        time.sleep(CALLBACK_S)  # an answer is here a moment before the callback that brought it has returned
+        retire(held.pop())
+
+    threading.Thread(target=let_go, args=([client],), name="cdc-kafka-last-answers", daemon=True).start()
 
 
 def retire(*clients: object) -> None:

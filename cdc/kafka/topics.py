@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package lists no exports
@@ -24,10 +24,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 
 from cdc.errors import KafkaRefused, Retriable
-from cdc.kafka.client import REQUEST_TIMEOUT_S, Notes, Waiting, answer, fault_of, make, retire, unanswered
+from cdc.kafka.client import REQUEST_TIMEOUT_S, Notes, Waiting, answer, fault_of, make, retire_after, unanswered
 from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
 from cdc.kafka.limits import name_fault
 from cdc.kafka.properties import Properties
+
+Key = TypeVar("Key")
 
 CREATION_PATIENCE_S = 10.0
 """How long a new topic may take until every broker that we ask knows it."""
@@ -73,6 +75,7 @@ class Topics:
         self._clock = clock
         self._admin: AdminClient | None = None
         self._notes = Notes()
+        self._asked: list[Future[Any]] = []
 
     def __repr__(self) -> str:
         return f"<Topics {'connected' if self._admin else 'closed'}>"
@@ -80,12 +83,12 @@ class Topics:
     def close(self) -> None:
         """Let the client go; it comes back when it is needed."""
         if self._admin is not None:
-            retire(self._admin)
-            self._admin = None
+            retire_after(self._admin, self._asked)
+            self._admin, self._asked = None, []
 
     def cluster_id(self, waiting: Waiting) -> str:
         """Return the id of the Kafka cluster."""
-        future = self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+        future = self._ask(self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S))
         return str(self._answer(future, waiting, "asking for the cluster's id").cluster_id)
 
     def names(self, waiting: Waiting) -> list[str]:
@@ -95,13 +98,13 @@ class Topics:
 
     def brokers(self, waiting: Waiting) -> list[int]:
         """Return the ids of the brokers that are up."""
-        future = self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+        future = self._ask(self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT_S))
         return [node.id for node in self._answer(future, waiting, "asking for the brokers").nodes]
 
     def broker_config(self, waiting: Waiting) -> dict[str, str]:
         """Return the configuration of one broker; raises KafkaRefused when we may not read it."""
         resource = ConfigResource(ResourceType.BROKER, str(self.brokers(waiting)[0]))
-        future = self._client().describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource]
+        future = self._ask(self._client().describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource])
         entries = self._answer(future, waiting, "reading the broker's configuration")
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
@@ -128,9 +131,11 @@ class Topics:
         if not legal:
             return found
         client = self._client()
-        described = client.describe_topics(TopicCollection(legal), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S)
+        described = self._ask_all(
+            client.describe_topics(TopicCollection(legal), include_authorized_operations=True, request_timeout=REQUEST_TIMEOUT_S)
+        )
         resources = {name: ConfigResource(ResourceType.TOPIC, name) for name in legal}
-        configs = client.describe_configs(list(resources.values()), request_timeout=REQUEST_TIMEOUT_S)
+        configs = self._ask_all(client.describe_configs(list(resources.values()), request_timeout=REQUEST_TIMEOUT_S))
         for name in legal:
             description = self._try(described[name], waiting, f"describing topic {name!r}")
             entries = self._try(configs[resources[name]], waiting, f"reading the configuration of topic {name!r}")
@@ -144,7 +149,7 @@ class Topics:
 
     def partitions(self, names: Collection[str], waiting: Waiting) -> dict[str, int]:
         """Return the number of partitions of each topic; raises KafkaRefused for one that cannot be read."""
-        described = self._client().describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S)
+        described = self._ask_all(self._client().describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S))
         counts = {}
         for name in names:
             found = self._try(described[name], waiting, f"describing topic {name!r}")
@@ -162,7 +167,7 @@ class Topics:
             replication_factor=create.replication_factor,
             config={"min.insync.replicas": str(create.min_insync_replicas), **config},
         )
-        future = self._client().create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name]
+        future = self._ask(self._client().create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[name])
         doing = f"creating topic {name!r}"
         outcome = self._try(future, waiting, doing)
         if isinstance(outcome, Fault) and outcome.code != Code.TOPIC_ALREADY_EXISTS:
@@ -189,7 +194,7 @@ class Topics:
                 self._pause(waiting)
 
     def _offsets(self, partitions: Mapping[TopicPartition, OffsetSpec], isolation: Any, waiting: Waiting) -> list[int]:  # noqa: ANN401 - see above
-        futures = self._client().list_offsets(dict(partitions), isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+        futures = self._ask_all(self._client().list_offsets(dict(partitions), isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S))
         doing = f"asking for the offsets of {', '.join(sorted({partition.topic for partition in partitions}))}"
         return [self._answer(futures[partition], waiting, doing).offset for partition in partitions]
 
@@ -200,6 +205,17 @@ class Topics:
         # What it said before this request is no reason to give this one up.
         self._notes.last = None
         return self._admin
+
+    def _ask(self, future: Future[Any]) -> Future[Any]:
+        """Remember a request until it is answered: the client must not go before."""
+        self._asked = [*(each for each in self._asked if not each.done()), future]
+        return future
+
+    def _ask_all(self, futures: dict[Key, Future[Any]]) -> dict[Key, Future[Any]]:
+        """Remember the requests for several things."""
+        for future in futures.values():
+            self._ask(future)
+        return futures
 
     def _answer(self, future: Future[Any], waiting: Waiting, doing: str) -> Any:  # noqa: ANN401 - the request's own type
         outcome = self._try(future, waiting, doing)
