@@ -13,6 +13,7 @@ from psycopg import sql
 
 from cdc.audit.judge import digest
 from cdc.audit.spool import StoredRow
+from cdc.avro.columns import BYTEA
 from cdc.avro.registry import Registry
 from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
 from cdc.outbox.mapping import OutboxMapping, locate
@@ -60,8 +61,9 @@ class OutboxRows:
         """Hand every row to `take`; return what was looked at."""
         columns, committed = self._look()
         names, time = self._chosen(columns, committed=committed)
-        # Of a column's type only the header ce_time depends, which is not judged.
-        relation = Relation(0, self._table.schema, self._table.name, "d", tuple(Column(c.name, 0, -1, False) for c in names))
+        # The text of a bytea column is read as bytes; of other types only the header ce_time depends, which is not judged.
+        listed = tuple(Column(c.name, BYTEA if c.type_name == "bytea" else 0, -1, False) for c in names)
+        relation = Relation(0, self._table.schema, self._table.name, "d", listed)
         with connect(self._dsn, self._application_name) as connection, remedies("reading the outbox"), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text, pg_current_wal_insert_lsn()::text").fetchone()
@@ -133,6 +135,9 @@ class OutboxRows:
         """Yield what a row that names no version became under the versions that were newest before."""
         if payload is None or mapped.get("schema_version") is not None:
             return
+        if self._mapping.value == "json":
+            yield digest(payload)
+            return
         try:
             subject = fill(self._mapping.subject, mapped)
         except InvalidEvent:
@@ -140,7 +145,8 @@ class OutboxRows:
         versions = self._registry.subjects.get(subject, ())
         for version in versions if len(versions) > 1 else ():
             try:
-                yield digest(self._registry.encoder(subject, version.number).encode(payload))
+                encoder = self._registry.encoder(subject, version.number)
+                yield digest((encoder.pass_through if self._mapping.payload == "avro" else encoder.encode)(payload))
             except InvalidEvent:
                 continue
 

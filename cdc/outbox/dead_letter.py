@@ -1,32 +1,52 @@
-"""The record that an invalid row becomes: its original bytes, why it was refused, and where it was meant to go; no I/O.
+"""The record that an invalid row becomes, and the row that it was; no I/O.
 
-Headers are Kafka Connect's names (KIP-298), so that its tools understand them, beside `cdc.reason`, `cdc.id` and
-`cdc.sequence`. The row's own place in the log is in `cdc.sequence`; Connect's partition, offset and stack trace stay empty.
+A dead letter keeps all that the row said, so that it can be encoded again when the schema was mended and the row is long
+deleted: key and value are the row's own bytes, `cdc.row` has its other columns as a JSON object of their texts, and
+`cdc.sequence` and `cdc.time` its transaction. Beside them it says why the row was refused and where it was meant to go.
+
+Headers are Kafka Connect's names (KIP-298), so that its tools understand them, beside our own. The row's place in the log is
+in `cdc.sequence`; Connect's partition, offset and stack trace stay empty.
 """
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
 
 from cdc.errors import InvalidEvent
 from cdc.event import Record, record_size
-from cdc.outbox.mapping import NAME_LIMIT
+from cdc.outbox.mapping import NAME_LIMIT, OutboxMapping, found
+from cdc.position import Lsn, time_from_text, time_text
+from cdc.postgres.pgoutput import Begin, Column, Relation
+from cdc.postgres.transaction import Row
+
+REDRIVEN: Final = "cdc.redriven"
+"""Header of the record that a redrive leaves beside the dead letter; its value is the topic that got the event."""
 
 
 def dead_letter(  # noqa: PLR0913 - one field for each header
     topic: str,
-    values: dict[str, bytes | None],
+    values: Mapping[str, bytes | None],
     error: InvalidEvent,
     *,
     pipeline: str,
     sequence: str,
-    timestamp_ms: int,
+    commit_time_us: int,
     meant_for: str,
     limit_bytes: int,
 ) -> Record:
-    """Return the dead letter of a row with these mapped `values`; its payload is left out when it is over the limit."""
+    """Return the dead letter of a row that says `values`, by key.
+
+    Over the limit of its topic the payload is left out, and the other columns too when that is not enough.
+    """
     key, payload = values.get("aggregateid"), values.get("payload")
     headers: list[tuple[str, bytes | None]] = [
         ("cdc.reason", error.reason.encode()),
         ("cdc.id", (values.get("id") or b"")[:NAME_LIMIT]),
         ("cdc.sequence", sequence.encode()),
         ("cdc.type", (values.get("type") or b"")[:NAME_LIMIT]),
+        ("cdc.time", time_text(commit_time_us).encode()),
         ("__connect.errors.topic", meant_for[:NAME_LIMIT].encode()),
         ("__connect.errors.partition", b""),
         ("__connect.errors.offset", b""),
@@ -38,12 +58,47 @@ def dead_letter(  # noqa: PLR0913 - one field for each header
         ("__connect.errors.exception.message", str(error)[:MESSAGE_LIMIT].encode()),
         ("__connect.errors.exception.stacktrace", b""),
     ]
-    record = Record(topic, key, payload, headers, timestamp_ms)
-    if record_size(record) > limit_bytes:
-        headers.append(("cdc.payload.bytes", str(len(payload or b"")).encode()))
-        record = record._replace(value=None, key=key if len(key or b"") <= KEY_LIMIT else None)
-    return record
+    timestamp_ms = commit_time_us // 1000
+    record = Record(topic, key, payload, [*headers, ("cdc.row", _columns(values))], timestamp_ms)
+    if record_size(record) <= limit_bytes:
+        return record
+    headers.append(("cdc.payload.bytes", str(len(payload or b"")).encode()))
+    short = key if len(key or b"") <= KEY_LIMIT else None
+    record = Record(topic, short, None, [*headers, ("cdc.row", _columns(values))], timestamp_ms)
+    return record if record_size(record) <= limit_bytes else record._replace(headers=headers)
 
+
+def original(mapping: OutboxMapping, headers: Mapping[str, bytes | None], key: bytes | None, payload: bytes | None) -> Row:
+    """Return the row that a dead letter was, for a router of today's settings; raises InvalidEvent if it was not kept whole.
+
+    What today's mapping finds in the payload comes from there, all else from what the row's columns said.
+    """
+    kept, place = headers.get("cdc.row"), headers.get("cdc.sequence") or b""
+    if kept is None or "cdc.payload.bytes" in headers:
+        raise InvalidEvent("size", "the dead letter did not keep the whole row: it was too large")
+    values: dict[str, bytes | None] = {name: _bytes(text) for name, text in json.loads(kept).items()}
+    values |= {"aggregateid": key, "payload": payload}
+    for name in found(mapping, [mapping.column("payload")]).paths:
+        values.pop(name, None)
+    columns = tuple(Column(mapping.column(name), TEXT_OID, -1, key=False) for name in values)
+    begin = Begin(Lsn(int(place[4:20], 16)), time_from_text((headers.get("cdc.time") or b"").decode()), 0)
+    return begin, Relation(0, "", "dead letter", "d", columns), int(place[20:], 16), tuple(values.values())
+
+
+def _columns(values: Mapping[str, bytes | None]) -> bytes:
+    """Write all but the key and the payload, which the record keeps as they are; not all bytes need be UTF-8."""
+    texts = {name: None if value is None else value.decode(errors="surrogateescape") for name, value in values.items() if name not in _OWN}
+    return json.dumps(texts).encode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode(errors="surrogateescape")
+
+
+_OWN: Final = ("aggregateid", "payload")
+
+TEXT_OID: Final = 25
+"""pg_type.dat: a column that the router takes as it is."""
 
 STAGES = {"schema": "VALUE_CONVERTER", "size": "TASK_PUT", "route": "TASK_PUT"}
 """Kafka Connect's stage for each of our reasons; a mapping or tombstone refusal happens in its TRANSFORMATION."""

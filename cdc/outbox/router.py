@@ -86,11 +86,11 @@ class Router:
         return self._convert(values, self._sequence + b"%08x" % ordinal, self._time, self._timestamp_ms)
 
     def values(self, row: Row) -> dict[str, bytes | None]:
-        """Return the mapped columns of a row by key, as far as they can be found; for dead letters and audits."""
+        """Return what a row says by key, as far as it can be found; for dead letters and audits."""
         _, relation, _, values = row
         if relation is not self._relation:
             self._use(relation)
-        return {key: values[i] for key, i in self._located.columns.items()}
+        return read.mapped(self._located, relation, values)
 
     def topic_of(self, values: dict[str, bytes | None]) -> str:
         """Return the topic that a row was meant for, as far as its values tell; empty when they don't."""

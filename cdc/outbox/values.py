@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
+from cdc.avro.columns import BYTEA
 from cdc.errors import InvalidEvent
-from cdc.outbox.mapping import NAME_LIMIT
+from cdc.outbox.mapping import NAME_LIMIT, Located
+from cdc.postgres.pgoutput import Relation
 
 RESERVED_HEADERS = re.compile(r"ce_.*|content-type|cdc\..*|__connect\.errors\..*", re.IGNORECASE)
 """Header names that a row's own headers may not take: consumers trust them to be ours."""
@@ -94,6 +98,26 @@ def raw(key: str, value: bytes) -> bytes:
         return bytes.fromhex(value[2:].decode())
     except ValueError:
         raise InvalidEvent("mapping", f"outbox.columns.{key} is not bytea in hex form") from None
+
+
+def mapped(located: Located, relation: Relation, row: Sequence[bytes | None]) -> dict[str, bytes | None]:
+    """Return all that a row says, by key, as far as it can be found: bytea as its bytes, paths followed where they lead.
+
+    For what is kept of a row that cannot become a record, so it raises nothing.
+    """
+    said = {key: row[i] for key, i in located.columns.items()}
+    for key in ("payload", "aggregateid"):
+        value = said.get(key)
+        if value is not None and relation.columns[located.columns[key]].type_oid == BYTEA:
+            with contextlib.suppress(InvalidEvent):
+                said[key] = raw(key, value)
+    if located.paths:
+        with contextlib.suppress(InvalidEvent):
+            document = parsed(said.get("payload"))
+            for key, path in located.paths.items():
+                with contextlib.suppress(InvalidEvent):
+                    said[key] = followed(document, path, key)
+    return said
 
 
 def parsed(payload: bytes | None) -> Any:  # noqa: ANN401 - JSON

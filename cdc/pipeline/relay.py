@@ -177,7 +177,7 @@ class Relay:
                 error,
                 pipeline=self._policy.pipeline,
                 sequence=place,
-                timestamp_ms=begin.commit_time_us // 1000,
+                commit_time_us=begin.commit_time_us,
                 meant_for=self._router.topic_of(values),
                 limit_bytes=route.max_message_bytes,
             )
