@@ -140,6 +140,11 @@ class KafkaPublisher:
 
         A patient passage takes the longest transaction timeout that the broker allows.
         """
+        self.fence(waiting, patient=patient)
+        return self.positions.read(waiting)
+
+    def fence(self, waiting: Waiting, *, patient: bool = False) -> None:
+        """Fence older instances; all that a command with a transactional.id of its own, and no position, needs of recover()."""
         self.drop()
         self._timeout_ms = self._usual_timeout_ms
         if patient:
@@ -151,7 +156,6 @@ class KafkaPublisher:
         caller = Caller(f"cdc-kafka-{self._name}", PAUSE_S, self._clock)
         self._passage = _Passage(producer, caller, notes, properties["batch.size"])
         self._call(producer.init_transactions, INIT_PATIENCE_S, waiting, "fencing older instances", INIT_HINT)
-        return self.positions.read(waiting)
 
     def route(self, topic: str, waiting: Waiting) -> Route:
         """Open a route before its first record; raises InvalidEvent("route", ..) for a topic that cannot take records.
@@ -193,13 +197,14 @@ class KafkaPublisher:
         except KafkaException as error:
             raise self._fault(error, "handing over records") from None
 
-    def commit(self, position: Position, waiting: Waiting) -> None:
-        """Commit what was produced and the position together, or raise; the outcome is then unknown.
+    def commit(self, position: Position | None, waiting: Waiting) -> None:
+        """Commit what was produced and the position (if this producer keeps one) together, or raise; the outcome is then unknown.
 
         Calls `waiting` while a helper thread waits for the broker.
         """
-        record = Record(self.positions.topic, self._name.encode(), position.to_json(), [], 0, 0)
-        self.produce([record], waiting)
+        if position is not None:
+            record = Record(self.positions.topic, self._name.encode(), position.to_json(), [], 0, 0)
+            self.produce([record], waiting)
         passage, opened_at = self._passage, self._opened_at
         assert passage is not None, "produce used a producer"
         assert opened_at is not None, "produce began a Kafka transaction"
