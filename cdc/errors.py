@@ -16,6 +16,7 @@ secret.
     |-- InvalidEvent          this row cannot become a record: park it or stop, by policy
     `-- Retriable             back off and go through the door again
         |-- SlotBusy          another instance owns the slot: stand by
+        |-- OnHold            an operator's command changes the position: wait for its end
         |-- Fenced            a newer instance took over, or the broker ended our Kafka transaction
         `-- TransactionTimedOut   one PostgreSQL transaction took longer than transaction.timeout.ms
 
@@ -107,6 +108,17 @@ class SlotBusy(Retriable):
         super().__init__(f"replication slot {slot!r} is active for backend pid {active_pid}")
         self.slot = slot
         self.active_pid = active_pid
+
+
+class OnHold(Retriable):
+    """A command that changes the position is under way, or was interrupted; `hold` is what it wrote of itself."""
+
+    def __init__(self, hold: str) -> None:
+        super().__init__(
+            f"the pipeline is on hold for a command that changes the position: {hold}",
+            "it goes on by itself when the command has ended; run the command again if it was interrupted",
+        )
+        self.hold = hold
 
 
 class Fenced(Retriable):

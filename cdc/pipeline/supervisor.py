@@ -18,6 +18,7 @@ from cdc.errors import (
     Fenced,
     IdentityTaken,
     KafkaRefused,
+    OnHold,
     Retriable,
     SlotBusy,
     StoppedByPolicy,
@@ -61,6 +62,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 STANDBY_POLL_S = 0.5
 """How often a standby looks whether the slot is free: the better part of a takeover's time."""
+
+HELD_POLL_S = 1.0
+"""How often an instance looks whether an operator's command has ended."""
 
 WATCH_INTERVAL_S = 10.0
 """How often continuity is looked at while streaming: what the log cannot show (a changed publication, a lost slot)."""
@@ -153,6 +157,12 @@ class Supervisor:
             self._attempt = 0
             self._turn(State.STANDBY, str(error))
             self._pause(STANDBY_POLL_S)
+        except OnHold as error:
+            self._drop()
+            self._attempt = 0
+            self._fenced.clear()  # it was the command that fenced us
+            self._turn(State.HELD, str(error))
+            self._pause(HELD_POLL_S)
         except Retriable as error:
             self._observer.failed(error)
             self._drop()
@@ -170,11 +180,13 @@ class Supervisor:
         self._precheck()
         position, cluster = publisher.peek()
         self._observer.server(server, position)
+        _heed(position)
         continuity.first_look(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         server = source.open()
         self._own(server)
         publisher.require(name.static_topics, self._waiting)
         position = publisher.recover(self._waiting, patient=self._patient)
+        _heed(position)
         # If we slept since we took the slot, somebody else may have taken it and moved on: what was seen then proves nothing now.
         server = source.watch()
         self._own(server)
@@ -253,3 +265,9 @@ class Supervisor:
     def _drop(self) -> None:
         self._publisher.drop()
         self._source.drop()
+
+
+def _heed(position: Position | None) -> None:
+    """Keep out of the way of a command that changes the position: slot and position may be anything until it ends."""
+    if position is not None and position.hold is not None:
+        raise OnHold(position.hold)

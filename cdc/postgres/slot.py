@@ -134,6 +134,15 @@ class Administration:
         """Drop the slot."""
         self.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
+    def free_slot(self, slot: str) -> int | None:
+        """Tell the backend that reads the slot to go; return it, or None when nobody does."""
+        rows = self.execute(
+            "SELECT active_pid, pg_terminate_backend(active_pid) FROM pg_catalog.pg_replication_slots"
+            " WHERE slot_name = %s AND active_pid IS NOT NULL",
+            (slot,),
+        )
+        return rows[0][0] if rows else None
+
     def create_slot(self, slot: str, table: Table) -> NewSlot:
         """Make the slot, and look through its exported snapshot at what it will never stream."""
         with self._new_slot(slot) as (consistent_point, snapshot_name):

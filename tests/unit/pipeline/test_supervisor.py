@@ -24,6 +24,7 @@ from cdc.pipeline.relay import Relay
 from cdc.pipeline.supervisor import (
     FENCED_TIMES,
     FENCED_WITHIN_S,
+    HELD_POLL_S,
     STANDBY_POLL_S,
     TRANSITIONS,
     UNOWNED_TIMES,
@@ -182,6 +183,45 @@ def test_a_standby_looks_again_and_again_without_being_impatient() -> None:
     assert stage.heard.states == ["opening", "standby"] * 4 + ["opening", "streaming", "stopping", "stopped"]
     assert ("state", "standby", "replication slot 'cdc_shop' is active for backend pid 42") in stage.heard.heard
     assert not [heard for heard in stage.heard.heard if heard[0] == "failed"]
+
+
+# a command that changes the position
+
+
+def test_on_hold_it_waits_without_fencing_and_goes_on_by_itself() -> None:
+    """Slot and publication may be anything until the command has ended, so nothing is concluded from them."""
+    stage = Stage()
+    stage.kafka.position = position(hold="cdc recover, today, here")
+    stage.log.seen = [server(slot=None), server(slot=None, publication=None), SERVER]
+    looks = iter([POSITION])
+
+    def look() -> None:
+        if stage.world.calls.count("pause 1") == 2:
+            stage.kafka.position = next(looks, POSITION)
+
+    stage.world.before["look"] = look
+    stage.run()
+    assert stage.pauses == [HELD_POLL_S] * 2
+    assert stage.heard.states == ["opening", "held"] * 2 + ["opening", "streaming", "stopping", "stopped"]
+    assert stage.world.calls[:6] == ["look", "precheck", "peek", *DROP, "pause 1"]
+    assert "cdc recover, today, here" in stage.heard.heard[2][2]
+    assert not [heard for heard in stage.heard.heard if heard[0] == "failed"]
+
+
+def test_a_hold_that_only_the_fence_shows_is_heeded_and_being_fenced_by_commands_is_no_alarm() -> None:
+    stage = Stage(steps=4)
+    held = iter([position(hold="cdc slot rewind")] * 2 * FENCED_TIMES)
+
+    def recover() -> None:
+        stage.kafka.position = next(held) if stage.world.calls.count("recover") % 2 == 0 else POSITION
+
+    def peek() -> None:
+        stage.kafka.position = POSITION
+
+    stage.world.before |= {"recover": recover, "peek": peek}
+    stage.run(step=[Fenced("fenced")] * 3)
+    assert stage.heard.states.count("held") == 3
+    assert stage.heard.states[-1] == "stopped"
 
 
 # the one recovery path
