@@ -17,6 +17,7 @@ from cdc.postgres.pgoutput import Relation
 from cdc.postgres.server import Server
 from cdc.postgres.transaction import Row, TransactionEnd, Transactions
 from cdc.postgres.walsender import TIMEOUTS_PER_INTERVAL, Walsender
+from cdc.postgres.witness import SkippedPart
 
 BUFFER_BYTES = 4_000_000
 """Frames read ahead while Kafka commits: some ten thousand rows, a tenth of a second of work."""
@@ -50,6 +51,7 @@ class ReplicationStream:
         self._wall = wall
         self._link: Link | None = None
         self._identity: tuple[str, tuple[tuple[int, Lsn], ...], Lsn] | None = None
+        self._slot_lsn = Lsn(0)
         self._walsender: Walsender | None = None
         self._transactions: Transactions | None = None
         self._frames: list[bytes] = []
@@ -82,12 +84,15 @@ class ReplicationStream:
             raise SlotBusy(self._slot, slot.active_pid if slot else None) from None
         self._walsender = Walsender(self._status_interval_s, self._clock())
         self._identity = identity
-        return self._see(link, identity)
+        server = self._see(link, identity)
+        self._slot_lsn = (server.slot and server.slot.confirmed_flush_lsn) or Lsn(0)
+        return server
 
     def start(self, position: Position) -> None:
         """See Source."""
         walsender, _ = self._opened()
-        self._transactions = Transactions(self._wanted, position.end_lsn)
+        part = SkippedPart(position.witness, self._slot_lsn, position.end_lsn)
+        self._transactions = Transactions(self._wanted, position.end_lsn, part)
         walsender.start(position.end_lsn, self._transactions)
 
     def receive(self, timeout_s: float) -> Sequence[Row | TransactionEnd]:

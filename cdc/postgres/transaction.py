@@ -7,7 +7,8 @@ one relation share. Everything else goes through `pgoutput.decode`.
 
 Rules.
 - A transaction is skipped if and only if `Begin.final_lsn < position`, strictly: a commit record may begin where the
-  position ends. At its Commit this must agree with `end_lsn <= position`; if it does not, the stream is not what we think.
+  position ends. At its Commit this must agree with `end_lsn <= position`; if it does not, the log is not the one that was
+  published. What is skipped is shown to SkippedPart, which judges it before the first row behind it is handed out.
 - Only the end of a transaction carries a position. The LSN of a row is never compared with anything: rows of a later
   commit may have smaller ones, and several rows of one COPY share one.
 - The ordinal of a row counts the outbox rows of its transaction from 0.
@@ -22,9 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc.errors import ProtocolError
-from cdc.position import Lsn
+from cdc.position import Lsn, Witness
 from cdc.postgres import pgoutput
 from cdc.postgres.pgoutput import Begin, Commit, Insert, Relation
+from cdc.postgres.witness import SkippedPart, straddles
 
 XLOG_DATA_HEADER = 25
 """Bytes before the pgoutput message in an XLogData frame: 'w', start LSN, end LSN, server time."""
@@ -108,9 +110,10 @@ class Transactions:
     `wanted` tells whether a relation is the outbox. `ignored` counts, by message type, what was decoded and not used.
     """
 
-    def __init__(self, wanted: Callable[[Relation], bool], position: Lsn) -> None:
+    def __init__(self, wanted: Callable[[Relation], bool], position: Lsn, part: SkippedPart | None = None) -> None:
         self._wanted = wanted
         self._position = position
+        self.part = part or SkippedPart("unknown", position, position)
         self._decoders: dict[bytes, tuple[Relation, RowDecoder]] = {}
         self._others: set[int] = set()
         self._begin: Begin | None = None
@@ -156,6 +159,8 @@ class Transactions:
         self._begin = begin
         self._ordinal = 0
         self._skipping = begin.final_lsn < self._position
+        if not self._skipping:
+            self.part.reached(begin.final_lsn)
 
     def _end(self, commit: Commit) -> TransactionEnd:
         begin, rows = self._begin, self._ordinal
@@ -163,10 +168,11 @@ class Transactions:
             msg = f"the commit at {commit.commit_lsn} does not belong to the transaction that began"
             raise ProtocolError(msg)
         if self._skipping != (commit.end_lsn <= self._position):
-            msg = f"a commit at {begin.final_lsn} that ends at {commit.end_lsn} straddles the position {self._position}"
-            raise ProtocolError(msg)
+            raise straddles(begin.final_lsn, commit.end_lsn, self._position)
         self._begin = None
         if self._skipping:
+            if rows:
+                self.part.skipped(Witness(commit.end_lsn, begin.xid, commit.commit_time_us))
             self.ignored["published before"] += rows
             rows = 0
         return TransactionEnd(commit.end_lsn, commit.commit_lsn, commit.commit_time_us, begin.xid, rows)

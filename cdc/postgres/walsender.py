@@ -5,9 +5,10 @@ Strategy: `receive` takes the frames that the socket gave, in order; `confirm` t
 Source: PostgreSQL manual, "Streaming Replication Protocol", and walsender.c.
 
 Rules.
-- `flush_lsn` is 0/0 until `start`, and then never more than the last LSN that was confirmed: PostgreSQL believes any number,
-  even one beyond its own log. Write, flush and apply are the same LSN; were write ahead, the server would send its next
-  keepalive only after half of wal_sender_timeout and an idle slot would lag behind by as much.
+- `flush_lsn` is 0/0 until the part of the log that is skipped has been judged (SkippedPart), and then never more than the
+  last LSN that was confirmed: PostgreSQL believes any number, even one beyond its own log. Write, flush and apply are the
+  same LSN; were write ahead, the server would send its next keepalive only after half of wal_sender_timeout and an idle slot
+  would lag behind by as much.
 - A keepalive's `wal_end` is a position only while no transaction is open in the stream, and only if it is greater than what
   we have: after a reconnect the server starts to count again below the position.
 - A reply that the server asks for is held back for up to REPLY_PATIENCE_S, so that it can carry the position to which the
@@ -51,7 +52,7 @@ class Walsender:
     def __init__(self, status_interval_s: float, now: float) -> None:
         self._interval_s = status_interval_s
         self._transactions: Transactions | None = None
-        self._confirmed = Lsn(0)
+        self._position = self._confirmed = Lsn(0)
         self._told = Lsn(0)
         self._wal_end = Lsn(0)
         self._last_sent = now - status_interval_s
@@ -76,9 +77,10 @@ class Walsender:
         return self._reply_due is not None
 
     def start(self, position: Lsn, transactions: Transactions) -> None:
-        """Continuity is proved up to `position`: from here on frames are read, and the position is confirmed."""
-        self._confirmed = position
+        """The door is passed at `position`: from here on frames are read; it is confirmed when what is skipped was judged."""
+        self._position = position
         self._transactions = transactions
+        self._judged(transactions)
 
     def notice(self, frame: bytes, now: float) -> None:
         """Take the time of a frame that has arrived, and what a keepalive asks for; its turn in `receive` comes later."""
@@ -90,7 +92,7 @@ class Walsender:
                 self._asked(now)
 
     def receive(self, frames: Sequence[bytes]) -> list[Row | TransactionEnd]:
-        """Read frames in their order; raises ProtocolError for what the protocol does not allow."""
+        """Read frames in their order; raises ProtocolError, or ContinuityError for another log below the position."""
         transactions = self._transactions
         if transactions is None:
             msg = "frames were read before continuity was proved"
@@ -102,16 +104,19 @@ class Walsender:
                 feed(frame, items)
             else:
                 wal_end, server_time_us, _ = self._keepalive(frame)
-                if not transactions.open and wal_end > self._confirmed:
-                    items.append(TransactionEnd(wal_end, wal_end, server_time_us, 0, 0))
+                if not transactions.open:
+                    transactions.part.reached(wal_end)
+                    if wal_end > self._position:
+                        items.append(TransactionEnd(wal_end, wal_end, server_time_us, 0, 0))
+        self._judged(transactions)
         return items
 
     def confirm(self, lsn: Lsn) -> None:
         """Kafka has committed everything up to `lsn`; a smaller one than before is a bug and raises ProtocolError."""
-        if lsn < self._confirmed:
-            msg = f"the position went back from {self._confirmed} to {lsn}"
+        if lsn < self._position:
+            msg = f"the position went back from {self._position} to {lsn}"
             raise ProtocolError(msg)
-        self._confirmed = lsn
+        self._position = self._confirmed = lsn
         if self._reply_due is not None:
             self._reply_due = self._last_sent  # the answer that was held back can go now
 
@@ -142,6 +147,10 @@ class Walsender:
     def must_leave(self, now: float) -> bool:
         """Whether a server that shuts down has waited long enough for a position that does not advance."""
         return self._early_questions > 1 and self._leave_at is not None and now >= self._leave_at
+
+    def _judged(self, transactions: Transactions) -> None:
+        if transactions.part.judged:
+            self._confirmed = self._position
 
     def _asked(self, now: float) -> None:
         early = now < self._last_sent + self._interval_s * TIMEOUTS_PER_INTERVAL / 2

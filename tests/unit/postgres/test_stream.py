@@ -191,6 +191,7 @@ def test_the_repr_is_its_state() -> None:
     stage = Stage()
     assert repr(stage.stream) == "<ReplicationStream cdc_shop confirmed=0/0 buffered=0 B>"
     stage.opened()
+    stage.rows()
     assert repr(stage.stream) == "<ReplicationStream cdc_shop confirmed=0/1000028 buffered=0 B>"
 
 

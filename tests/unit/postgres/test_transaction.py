@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import ProtocolError
+from cdc.errors import ContinuityError, ProtocolError
 from cdc.position import Lsn
 from cdc.postgres import pgoutput
 from cdc.postgres.pgoutput import (
@@ -154,7 +154,7 @@ def test_field_case_06_a_commit_that_begins_at_the_position_is_not_skipped() -> 
 def test_exactly_what_ends_by_the_position_is_skipped(start: int, size: int, position: int) -> None:
     messages = whole(start, start + size, relation(), Insert(1, (b"a", b"a")))
     if start < position < start + size:
-        with pytest.raises(ProtocolError, match="straddles the position"):
+        with pytest.raises(ContinuityError, match="lies across the position"):
             feed(transactions(position), *messages)
     else:
         rows = [item for item in feed(transactions(position), *messages) if isinstance(item, tuple)]
