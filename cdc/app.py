@@ -15,8 +15,9 @@ from cdc.observe.observer import PipelineObserver
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.router import Router
 from cdc.outbox.table import check_columns
+from cdc.pipeline.parking import Policy
 from cdc.pipeline.ports import Waiting
-from cdc.pipeline.relay import Policy, Relay
+from cdc.pipeline.relay import Relay
 from cdc.pipeline.supervisor import Identity, Supervisor
 from cdc.position import Position
 from cdc.postgres.catalog import LiveCatalog

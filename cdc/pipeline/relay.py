@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable, StoppedByPolicy, TransactionTimedOut
+from cdc.errors import Fenced, InvalidEvent, Retriable, TransactionTimedOut
 from cdc.event import Record, Route
 from cdc.kafka.limits import fits
-from cdc.outbox.dead_letter import dead_letter
-from cdc.outbox.router import Router, sequence
+from cdc.outbox.router import Router
 from cdc.pipeline.batch import Batch
+from cdc.pipeline.parking import Policy, park
 from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
 from cdc.position import Position
 from cdc.postgres.transaction import Row, TransactionEnd
@@ -44,14 +43,6 @@ CLOCK_STEP_S = 60.0
 
 PLAIN_HEADERS, PLAIN_BYTES = 8, 4096
 """A record with no more than our own headers, and by so much smaller than its route's limit, needs no closer look."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What to do with invalid rows: `dead_letter_topic`, or None to stop."""
-
-    pipeline: str
-    dead_letter_topic: str | None
 
 
 class Relay:
@@ -83,8 +74,7 @@ class Relay:
         self._held_bytes = 0
         self._held_dead = 0
         self._inside = self._large = False
-        self._topics: dict[str, tuple[int, int]] = {}
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, _Tally] = {}
         self._routes_until = clock() + ROUTES_KEPT_S
         self._latest_ms = (wall() + CLOCK_STEP_S) * 1000
 
@@ -114,7 +104,7 @@ class Relay:
 
     def _take(self, items: Sequence[Row | TransactionEnd]) -> None:
         """Turn rows into records that are held back, and ends into places; the hot path, so what it needs is local."""
-        routes, route_of, hold = self._routes, self._router.route, self._held.append
+        routes, route_of, hold, latest_ms = self._routes, self._router.route, self._held.append, self._latest_ms
         for item in items:
             if isinstance(item, TransactionEnd):
                 self._end(item)
@@ -123,21 +113,22 @@ class Relay:
             try:
                 record = route_of(item)
                 topic, key, value, headers, timestamp_ms, partition = record
-                route = routes.get(topic) or self._open(topic)
+                tally = routes.get(topic) or self._open(topic)
                 size = len(value) if value else 0
                 if (
                     not key
                     or partition >= 0
                     or len(headers) > PLAIN_HEADERS
-                    or size + len(key) > route.max_message_bytes - PLAIN_BYTES
-                    or timestamp_ms > self._latest_ms
-                    or route.timestamp_before_ms is not None
+                    or size + len(key) > tally.plain_bytes
+                    or timestamp_ms > latest_ms
                 ):
-                    fits(record, route, round(self._wall() * 1000))
+                    fits(record, tally.route, round(self._wall() * 1000))
             except InvalidEvent as error:
-                record = self._invalid(item, error)
+                record, tally = self._invalid(item, error)
                 size = len(record.value or b"")
             hold(record)
+            tally.records += 1
+            tally.bytes += size
             self._held_bytes += size
             if self._held_bytes >= HELD_BYTES or len(self._held) >= HELD_ROWS:
                 self._outgrown()
@@ -156,43 +147,28 @@ class Relay:
         self._inside = False
         self._batch.end(end)
 
-    def _invalid(self, row: Row, error: InvalidEvent) -> Record:
-        begin, _, ordinal, _ = row
-        values = self._router.values(row)
-        place = sequence(self._batch.position.generation, begin, ordinal)
-        event_id = (values.get("id") or b"").decode()
-        topic = self._policy.dead_letter_topic
-        if topic is None:
-            if self._batch.whole:
-                self._commit()
-            raise StoppedByPolicy(
-                f"invalid event {event_id or 'without id'} at {place} ({error.reason}): {error.what}",
-                error.fix or f"mend the schema or the row, or get past it: cdc dead-letters park {event_id}",
-            ) from error
-        try:
-            route = self._open(topic)
-            record = dead_letter(
-                topic,
-                values,
-                error,
-                pipeline=self._policy.pipeline,
-                sequence=place,
-                commit_time_us=begin.commit_time_us,
-                meant_for=self._router.topic_of(values),
-                limit_bytes=route.max_message_bytes,
-            )
-            fits(record, route, round(self._wall() * 1000))
-        except InvalidEvent as refused:
-            msg = f"the dead letter of the row at {place} ({error.reason}: {error.what}) cannot be written: {refused.what}"
-            raise KafkaRefused(msg, refused.fix) from refused
+    def _invalid(self, row: Row, error: InvalidEvent) -> tuple[Record, _Tally]:
+        if self._policy.dead_letter_topic is None and self._batch.whole:
+            self._commit()
+        record, event_id, place = park(
+            row,
+            error,
+            router=self._router,
+            policy=self._policy,
+            generation=self._batch.position.generation,
+            route=self._open,
+            now_ms=round(self._wall() * 1000),
+        )
         self._observer.dead_letter(error.reason, event_id, place, error.what)
         self._held_dead += 1
-        return record
+        return record, tally
 
-    def _open(self, topic: str) -> Route:
+    def _open(self, topic: str) -> _Tally:
         route = self._publisher.route(topic, self._waiting)
-        self._routes[topic] = route
-        return route
+        tally = self._routes.get(topic)
+        if tally is None or tally.route != route:
+            tally = self._routes[topic] = _Tally(route)
+        return tally
 
     def _produce(self) -> None:
         """Hand over what was held back."""
@@ -202,9 +178,6 @@ class Relay:
         with self._own_clock():
             self._publisher.produce(records, self._waiting)
         self._batch.add(len(records) - dead, dead)
-        for topic, _, value, _, _, _ in records:
-            seen, size = self._topics.get(topic, _NOTHING)
-            self._topics[topic] = (seen + 1, size + len(value or b""))
 
     def _commit(self) -> None:
         batch, position, began = self._batch, self._batch.next(), self._clock()

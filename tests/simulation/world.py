@@ -30,8 +30,9 @@ from cdc.event import Record
 from cdc.kafka.subscriber import Seen
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.router import Router
+from cdc.pipeline.parking import Policy
 from cdc.pipeline.ports import Publisher, Source, Waiting
-from cdc.pipeline.relay import Policy, Relay
+from cdc.pipeline.relay import Relay
 from cdc.pipeline.supervisor import Identity, Supervisor
 from cdc.position import Existing, Lsn, Position
 from cdc.postgres.catalog import Catalog

@@ -8,7 +8,8 @@ from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable, StoppedByP
 from cdc.event import Route
 from cdc.outbox.router import Router
 from cdc.pipeline import relay as module
-from cdc.pipeline.relay import IDLE_WAIT_S, ROUTES_KEPT_S, Policy, Relay
+from cdc.pipeline.parking import Policy
+from cdc.pipeline.relay import IDLE_WAIT_S, ROUTES_KEPT_S, Relay
 from cdc.position import Lsn
 from cdc.postgres.pgoutput import Begin
 from cdc.postgres.transaction import Row, TransactionEnd

@@ -1,0 +1,66 @@
+"""What becomes of a row that cannot become a record: a dead letter, or a stop, by policy; values in, record out, no I/O.
+
+One place for the relay and for the commands that publish rows of the table, so that a row has one fate whoever meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cdc.errors import InvalidEvent, KafkaRefused, StoppedByPolicy
+from cdc.event import Record, Route
+from cdc.kafka.limits import fits
+from cdc.outbox.dead_letter import dead_letter
+from cdc.outbox.router import Router, sequence
+from cdc.postgres.transaction import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What to do with invalid rows: `dead_letter_topic`, or None to stop."""
+
+    pipeline: str
+    dead_letter_topic: str | None
+
+
+class Parked(NamedTuple):
+    """A dead letter, and what may be told of its row."""
+
+    record: Record
+    event_id: str
+    place: str
+
+
+def park(  # noqa: PLR0913 - the row, its error, and the two ends
+    row: Row, error: InvalidEvent, *, router: Router, policy: Policy, generation: int, route: Callable[[str], Route], now_ms: int
+) -> Parked:
+    """Return the dead letter of a row; raises StoppedByPolicy, and KafkaRefused when the dead-letter topic does not take it."""
+    begin, _, ordinal, _ = row
+    values = router.values(row)
+    place = sequence(generation, begin, ordinal)
+    event_id = (values.get("id") or b"").decode()
+    topic = policy.dead_letter_topic
+    if topic is None:
+        raise StoppedByPolicy(
+            f"invalid event {event_id or 'without id'} at {place} ({error.reason}): {error.what}",
+            error.fix or f"mend the schema or the row, or get past it: cdc dead-letters park {event_id}",
+        ) from error
+    try:
+        opened = route(topic)
+        record = dead_letter(
+            topic,
+            values,
+            error,
+            pipeline=policy.pipeline,
+            sequence=place,
+            commit_time_us=begin.commit_time_us,
+            meant_for=router.topic_of(values),
+            limit_bytes=opened.max_message_bytes,
+        )
+        fits(record, opened, now_ms)
+    except InvalidEvent as refused:
+        msg = f"the dead letter of the row at {place} ({error.reason}: {error.what}) cannot be written: {refused.what}"
+        raise KafkaRefused(msg, refused.fix) from refused
+    return Parked(record, event_id, place)
