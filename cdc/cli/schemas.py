@@ -174,7 +174,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve the folder as a read-only Confluent registry, at / and at /registry, until SIGTERM or Ctrl-C."""
-    from cdc.observe.http import HttpServer  # noqa: PLC0415 - loads the web server
+    from cdc.observe.http import HttpServer  # noqa: PLC0415 - loads the logs
 
     registry = folder.load(path_from(folder_, config, sets))
     host, _, port = listen.rpartition(":")
@@ -183,7 +183,7 @@ def serve(
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server's thread starts, so that it never takes one
     state = {"registry": registry}
-    server = HttpServer(host.strip("[]"), int(port), application(lambda: state["registry"], "/registry"))
+    server = HttpServer(host.strip("[]"), int(port), lambda: application(lambda: state["registry"], "/registry"))
     server.start()
     url = f"http://{host}:{server.port}"
     if as_json:

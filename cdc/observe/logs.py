@@ -16,9 +16,12 @@ import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Literal, TextIO
 
-import structlog
-
 from cdc.errors import CdcError
+from cdc.observe.loading import without
+
+with without("rich"):
+    # structlog loads it wherever it is installed, half of its own time, for coloured traces with values; ours have none.
+    import structlog
 
 Format = Literal["auto", "console", "json"]
 Level = Literal["debug", "info", "warning", "error"]

@@ -59,7 +59,7 @@ def registry(tmp_path: Path) -> Registry:
 
 @pytest.fixture(params=["", "/registry"])
 def url(request: pytest.FixtureRequest, registry: Registry) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, application(lambda: registry, "/registry"))
+    server = HttpServer("127.0.0.1", 0, lambda: application(lambda: registry, "/registry"))
     server.start()
     yield f"http://127.0.0.1:{server.port}{request.param}"
     server.stop()

@@ -43,7 +43,7 @@ def node() -> list[str]:
 
 def test_a_client_in_another_language_reads_and_writes(node: list[str], tmp_path: Path) -> None:
     registry = write_folder(tmp_path / "schemas")
-    server = HttpServer("127.0.0.1", 0, application(lambda: registry, "/registry"))
+    server = HttpServer("127.0.0.1", 0, lambda: application(lambda: registry, "/registry"))
     server.start()
     try:
         records = [

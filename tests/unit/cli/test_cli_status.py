@@ -10,8 +10,9 @@ import pytest
 
 from cdc.cli import main
 from cdc.cli.status import facts, headline
-from cdc.observe.http import HttpServer, create_app
+from cdc.observe.http import HttpServer
 from cdc.observe.observer import PipelineObserver
+from cdc.observe.web import create_app
 from cdc.pipeline.supervisor import State
 
 
@@ -25,7 +26,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def running() -> Iterator[HttpServer]:
     observer = PipelineObserver("shop")
     observer.state(State.BACKOFF, "no broker")
-    server = HttpServer("127.0.0.1", 0, create_app(observer.health, observer.metrics))
+    server = HttpServer("127.0.0.1", 0, lambda: create_app(observer.health, observer.metrics))
     server.start()
     yield server
     server.stop()

@@ -10,11 +10,14 @@ import orjson
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from cdc.errors import ConfigurationError
+from cdc.observe import logs
 from cdc.observe.health import HEARTBEAT_MAX_AGE_S
-from cdc.observe.http import HttpServer, create_app
+from cdc.observe.http import HttpServer
 from cdc.observe.observer import PipelineObserver
+from cdc.observe.web import create_app
 from cdc.pipeline.supervisor import State
 from tests.unit.observe.observe_samples import POSITION, SERVER, Clock
 
@@ -34,7 +37,7 @@ def observer(clock: Clock) -> PipelineObserver:
 @pytest.fixture
 def server(observer: PipelineObserver) -> Iterator[HttpServer]:
     extra = Route("/registry/x", lambda _: PlainTextResponse("from another room"))
-    server = HttpServer("127.0.0.1", 0, create_app(observer.health, observer.metrics, [extra]))
+    server = HttpServer("127.0.0.1", 0, lambda: create_app(observer.health, observer.metrics, [extra]))
     server.start()
     yield server
     server.stop()
@@ -103,12 +106,12 @@ def test_other_rooms_and_nobody(server: HttpServer) -> None:
 
 def test_a_port_in_use_names_the_setting(server: HttpServer) -> None:
     with pytest.raises(ConfigurationError, match=r"http\.listen = .*the port is in use"):
-        HttpServer("127.0.0.1", server.port, create_app(PipelineObserver("x").health, PipelineObserver("x").metrics))
+        HttpServer("127.0.0.1", server.port, lambda: create_app(PipelineObserver("x").health, PipelineObserver("x").metrics))
 
 
 def test_an_address_that_does_not_exist(observer: PipelineObserver) -> None:
     with pytest.raises(ConfigurationError, match=r"http\.listen"):
-        HttpServer("host.invalid", 1, create_app(observer.health, observer.metrics))
+        HttpServer("host.invalid", 1, lambda: create_app(observer.health, observer.metrics))
 
 
 def test_stop_ends_the_thread_and_frees_the_port(server: HttpServer, observer: PipelineObserver) -> None:
@@ -118,5 +121,49 @@ def test_stop_ends_the_thread_and_frees_the_port(server: HttpServer, observer: P
     server.stop()
     server.stop()
     assert "http" not in {thread.name for thread in threading.enumerate()}
-    HttpServer(server.host, server.port, create_app(observer.health, observer.metrics)).stop()
+    HttpServer(server.host, server.port, lambda: create_app(observer.health, observer.metrics)).stop()
     connection.close()
+
+
+def test_what_comes_while_it_loads_waits_and_is_answered(observer: PipelineObserver) -> None:
+    asked, loaded = threading.Event(), create_app(observer.health, observer.metrics)
+
+    def load() -> ASGIApp:
+        assert asked.wait(ANSWER_S)
+        return loaded
+
+    server = HttpServer("127.0.0.1", 0, load)
+    server.start()
+    connection = HTTPConnection(server.host, server.port, timeout=ANSWER_S)
+    connection.request("GET", "/health/live")
+    asked.set()
+    assert connection.getresponse().status == 200
+    connection.close()
+    server.stop()
+
+
+def test_a_stop_while_it_loads_is_a_stop(observer: PipelineObserver) -> None:
+    loading, stopped = threading.Event(), threading.Event()
+
+    def load() -> ASGIApp:
+        loading.set()
+        while not server._stopped:
+            stopped.wait(0.001)
+        return create_app(observer.health, observer.metrics)
+
+    server = HttpServer("127.0.0.1", 0, load)
+    server.start()
+    assert loading.wait(ANSWER_S)
+    server.stop()
+    assert "http" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_cannot_be_loaded_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    def load() -> ASGIApp:
+        raise ModuleNotFoundError
+
+    logs.configure("json")
+    server = HttpServer("127.0.0.1", 0, load)
+    server.start()
+    server.stop()
+    assert "ModuleNotFoundError" in capsys.readouterr().err
