@@ -147,14 +147,14 @@ def test_a_stop_while_it_loads_is_a_stop(observer: PipelineObserver) -> None:
 
     def load() -> ASGIApp:
         loading.set()
-        while not server._stopped:
+        while not endpoint._stopped:
             stopped.wait(0.001)
         return create_app(observer.health, observer.metrics)
 
-    server = HttpServer("127.0.0.1", 0, load)
-    server.start()
+    endpoint = HttpServer("127.0.0.1", 0, load)
+    endpoint.start()
     assert loading.wait(ANSWER_S)
-    server.stop()
+    endpoint.stop()
     assert "http" not in {thread.name for thread in threading.enumerate()}
 
 
