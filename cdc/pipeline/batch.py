@@ -2,16 +2,18 @@
 
 A Kafka transaction carries the events of whole PostgreSQL transactions and one position. Batching follows load and needs no
 setting: when the log is quiet a batch is committed at once; while it is not, a batch may grow for as long as
-COMMITS_SHARE allows, so that waiting for the broker costs at most a tenth of the time whatever the broker's speed; and
+COMMITS_SHARE allows, so that waiting for the broker costs little of the time whatever the broker's speed; and
 while a commit is under way the next rows gather by themselves.
 """
 
 from __future__ import annotations
 
-from cdc.position import Lsn, Position, Witness
+import dataclasses
+
+from cdc.position import Fingerprint, Lsn, Position, Witness
 from cdc.postgres.transaction import TransactionEnd
 
-COMMITS_SHARE = 0.1
+COMMITS_SHARE = 0.05
 """Part of the time that may go into waiting for commits while there is a backlog."""
 
 MIN_AGE_S, MAX_AGE_S = 0.02, 1.0
@@ -31,6 +33,7 @@ class Batch:
         self.position = position
         self._committed_at = now
         self._commit_s = MIN_AGE_S * COMMITS_SHARE
+        self._publication = position.publication_fingerprint
         self._clear()
 
     def _clear(self) -> None:
@@ -83,7 +86,14 @@ class Batch:
         end = self._end
         if end is None:
             return self.position
-        return self.position.advanced(Lsn(end.end_lsn), end.commit_time_us, self._witness)
+        position = self.position.advanced(Lsn(end.end_lsn), end.commit_time_us, self._witness)
+        if position.publication_fingerprint is not self._publication:
+            position = dataclasses.replace(position, publication_fingerprint=self._publication)
+        return position
+
+    def proved(self, publication: Fingerprint) -> None:
+        """The publication was looked at: the next positions say up to where it is proved."""
+        self._publication = publication
 
     def committed(self, position: Position, began: float, now: float) -> None:
         """Start the next batch after `position`; its commit took from `began` to `now`."""

@@ -23,7 +23,7 @@ from cdc.outbox.router import Router
 from cdc.pipeline.batch import Batch
 from cdc.pipeline.parking import Policy, park
 from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
-from cdc.position import Position
+from cdc.position import Fingerprint, Position
 from cdc.postgres.transaction import Row, TransactionEnd
 
 HELD_ROWS = 2_000
@@ -43,6 +43,17 @@ CLOCK_STEP_S = 60.0
 
 PLAIN_HEADERS, PLAIN_BYTES = 8, 4096
 """A record with no more than our own headers, and by so much smaller than its route's limit, needs no closer look."""
+
+
+class _Tally:
+    """A topic's route, and what was made for it since the last report: records and payload bytes."""
+
+    __slots__ = ("bytes", "plain_bytes", "records", "route")
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.plain_bytes = -1 if route.timestamp_before_ms is not None else route.max_message_bytes - PLAIN_BYTES
+        self.records = self.bytes = 0
 
 
 class Relay:
@@ -85,6 +96,10 @@ class Relay:
     def position(self) -> Position:
         """The position that was committed last."""
         return self._batch.position
+
+    def proved(self, publication: Fingerprint) -> None:
+        """The publication was looked at while streaming: the next positions say up to where it is proved."""
+        self._batch.proved(publication)
 
     def step(self) -> None:
         """Take what the log has, hand it over, commit when it is time."""
@@ -156,19 +171,16 @@ class Relay:
             router=self._router,
             policy=self._policy,
             generation=self._batch.position.generation,
-            route=self._open,
+            route=lambda name: self._open(name).route,
             now_ms=round(self._wall() * 1000),
         )
         self._observer.dead_letter(error.reason, event_id, place, error.what)
         self._held_dead += 1
-        return record, tally
+        return record, self._routes[record.topic]
 
     def _open(self, topic: str) -> _Tally:
         route = self._publisher.route(topic, self._waiting)
-        tally = self._routes.get(topic)
-        if tally is None or tally.route != route:
-            tally = self._routes[topic] = _Tally(route)
-        return tally
+        return self._routes.setdefault(topic, _Tally(route))
 
     def _produce(self) -> None:
         """Hand over what was held back."""
@@ -187,14 +199,21 @@ class Relay:
         opened_at = began if batch.opened_at is None else batch.opened_at
         self._observer.committed(position, batch.events, batch.dead_letters, now - opened_at)
         self._large = False
-        self._observer.published(self._topics)
-        self._topics = {}
+        if not self._held:  # what is held is counted as well, and belongs to the next Kafka transaction
+            self._report(now)
         batch.committed(position, began, now)
         self._source.confirm(position.end_lsn)
+        self._latest_ms = (self._wall() + CLOCK_STEP_S) * 1000
+
+    def _report(self, now: float) -> None:
+        """Tell what was published, and ask for the routes anew when they have been trusted for long enough."""
+        counted = [tally for tally in self._routes.values() if tally.records]
+        self._observer.published({tally.route.topic: (tally.records, tally.bytes) for tally in counted})
+        for tally in counted:
+            tally.records = tally.bytes = 0
         if now >= self._routes_until:
             self._routes.clear()
             self._routes_until = now + ROUTES_KEPT_S
-        self._latest_ms = (self._wall() + CLOCK_STEP_S) * 1000
 
     @contextmanager
     def _own_clock(self) -> Iterator[None]:
@@ -220,6 +239,3 @@ class Relay:
 
     def _timed_out(self, elapsed: float) -> TransactionTimedOut:
         return TransactionTimedOut(self._batch.events, elapsed, self._publisher.transaction_timeout_s)
-
-
-_NOTHING = (0, 0)
