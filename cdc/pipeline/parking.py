@@ -19,10 +19,15 @@ from cdc.postgres.transaction import Row
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What to do with invalid rows: `dead_letter_topic`, or None to stop."""
+    """What to do with invalid rows: `dead_letter_topic`, or None to stop; with `only`, for rows of these ids or places alone."""
 
     pipeline: str
     dead_letter_topic: str | None
+    only: frozenset[str] | None = None
+
+    def topic_for(self, event_id: str, place: str) -> str | None:
+        """Return where a row is parked, or None to stop at it."""
+        return self.dead_letter_topic if self.only is None or event_id in self.only or place in self.only else None
 
 
 class Parked(NamedTuple):
@@ -40,12 +45,12 @@ def park(  # noqa: PLR0913 - the row, its error, and the two ends
     begin, _, ordinal, _ = row
     values = router.values(row)
     place = sequence(generation, begin, ordinal)
-    event_id = (values.get("id") or b"").decode()
-    topic = policy.dead_letter_topic
+    event_id = (values.get("id") or b"").decode(errors="backslashreplace")
+    topic = policy.topic_for(event_id, place)
     if topic is None:
         raise StoppedByPolicy(
             f"invalid event {event_id or 'without id'} at {place} ({error.reason}): {error.what}",
-            error.fix or f"mend the schema or the row, or get past it: cdc dead-letters park {event_id}",
+            f"{error.fix or 'mend the schema folder'}, or get past it: cdc dead-letters park {event_id or place}",
         ) from error
     try:
         opened = route(topic)
