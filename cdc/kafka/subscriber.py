@@ -24,6 +24,9 @@ FETCH = 2_000
 WAIT_S = 0.1
 """Longest time without a call of `waiting`."""
 
+SETTLE_S = 5.0
+"""How long a Kafka transaction that is open on a topic is waited for at a time."""
+
 PATIENCE_S = 30.0
 """How long nothing at all may come before the broker counts as lost; aborted records count as nothing."""
 
@@ -105,6 +108,19 @@ class Subscriber:
                     raise Retriable(msg)
         finally:
             retire(consumer)
+
+    def settle(self, topics: Sequence[str], waiting: Waiting) -> None:
+        """Wait until all that was written to the topics by now is committed or aborted; raises Retriable after SETTLE_S."""
+        asked = {TopicPartition(*place): latest() for place in self._places(topics, waiting)}
+        goal = self.topics.offsets(asked, IsolationLevel.READ_UNCOMMITTED, waiting)
+        deadline = self._clock() + SETTLE_S
+        while any(
+            stable < end for stable, end in zip(self.topics.offsets(asked, IsolationLevel.READ_COMMITTED, waiting), goal, strict=True)
+        ):
+            if self._clock() >= deadline:
+                msg = f"a Kafka transaction is open on {', '.join(topics)}"
+                raise Retriable(msg, "try again when it has ended")
+            time.sleep(WAIT_S)
 
     def _fetch(self, consumer: Consumer, notes: Notes) -> list[Message]:
         """Return records and EOFs."""

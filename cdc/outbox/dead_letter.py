@@ -73,26 +73,34 @@ def original(mapping: OutboxMapping, headers: Mapping[str, bytes | None], key: b
 
     What today's mapping finds in the payload comes from there, all else from what the row's columns said.
     """
-    kept, place = headers.get("cdc.row"), headers.get("cdc.sequence") or b""
-    if kept is None or "cdc.payload.bytes" in headers:
+    if "cdc.row" not in headers or "cdc.payload.bytes" in headers:
         raise InvalidEvent("size", "the dead letter did not keep the whole row: it was too large")
-    values: dict[str, bytes | None] = {name: _bytes(text) for name, text in json.loads(kept).items()}
-    values |= {"aggregateid": key, "payload": payload}
+    values = said(headers) | {"aggregateid": key, "payload": payload}
     for name in found(mapping, [mapping.column("payload")]).paths:
         values.pop(name, None)
     columns = tuple(Column(mapping.column(name), TEXT_OID, -1, key=False) for name in values)
-    begin = Begin(Lsn(int(place[4:20], 16)), time_from_text((headers.get("cdc.time") or b"").decode()), 0)
-    return begin, Relation(0, "", "dead letter", "d", columns), int(place[20:], 16), tuple(values.values())
+    begin, ordinal = transaction(headers)
+    return begin, Relation(0, "", "dead letter", "d", columns), ordinal, tuple(values.values())
+
+
+def transaction(headers: Mapping[str, bytes | None]) -> tuple[Begin, int]:
+    """Return the transaction in which a dead letter's row was written, and the row's number in it."""
+    place, time = headers.get("cdc.sequence") or b"", headers.get("cdc.time") or b""
+    return Begin(Lsn(int(place[4:20], 16)), time_from_text(time.decode()), 0), int(place[20:], 16)
+
+
+def said(headers: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
+    """Return what the row of a dead letter said, by key, but for the key and the payload."""
+    kept = headers.get("cdc.row")
+    if kept is None:
+        return {"type": headers.get("cdc.type")}
+    return {name: None if text is None else text.encode(errors="surrogateescape") for name, text in json.loads(kept).items()}
 
 
 def _columns(values: Mapping[str, bytes | None]) -> bytes:
     """Write all but the key and the payload, which the record keeps as they are; not all bytes need be UTF-8."""
     texts = {name: None if value is None else value.decode(errors="surrogateescape") for name, value in values.items() if name not in _OWN}
     return json.dumps(texts).encode()
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode(errors="surrogateescape")
 
 
 _OWN: Final = ("aggregateid", "payload")

@@ -153,14 +153,15 @@ def test_a_text_of_another_form_is_refused(oid: int, text: str) -> None:
 
 def test_personal_fields_are_masked_wherever_they_are() -> None:
     value = {
-        "customer": {"email": "a", "id": 1},
+        "customer": {"email": "a", "id": 1, "name": "Ada, a text where an object was meant", "card": None},
         "lines": [{"name": "b"}, {"name": "c"}],
         "by": {"x": {"phone": 1}},
         "pay": {"shop.Card": {"no": 2}},
     }
-    shown = masked(value, ["customer.email", "$.lines.name", "by.*.phone", "pay.no", "absent.field", "customer.id.x"])
+    personal = ["customer.email", "$.lines.name", "by.*.phone", "pay.no", "absent.field", "customer.name.first", "customer.card.no"]
+    shown = masked(value, personal)
     assert shown == {
-        "customer": {"email": MASK, "id": 1},
+        "customer": {"email": MASK, "id": 1, "name": MASK, "card": None},
         "lines": [{"name": MASK}, {"name": MASK}],
         "by": {"x": {"phone": MASK}},
         "pay": {"shop.Card": {"no": MASK}},
@@ -169,6 +170,45 @@ def test_personal_fields_are_masked_wherever_they_are() -> None:
     assert masked_text(b'{"email": "a"}', ["email"]) == '{"email":"***"}'
     assert masked_text(b"{broken a@example.com", ["email"]) == MASK
     assert masked_text(b"{broken", []) == "{broken"
+
+
+def test_what_a_schema_does_not_know_is_masked_as_well_where_there_are_personal_fields() -> None:
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "a", "type": "string"}]}
+    schema = parse(
+        record(
+            email="string",
+            one=inner,
+            many={"type": "array", "items": "Inner"},
+            by={"type": "map", "values": "Inner"},
+            some=["null", "Inner"],
+            either=["Inner", {"type": "map", "values": "string"}],
+        ),
+        "R",
+    )
+    value = {
+        "emial": "ada@example.com",
+        "email": "ada@example.com",
+        "one": {"a": 1, "b": "Ada"},
+        "many": [{"b": 1}, {"a": "x"}],
+        "by": {"k": {"a": "x", "b": "Ada"}},
+        "some": {"b": "Ada"},
+        "either": {"a": "x", "b": "y"},
+    }
+    shown = json.loads(masked_text(json.dumps(value), ["email"], schema))
+    assert shown == {
+        "emial": MASK,
+        "email": MASK,
+        "one": {"a": 1, "b": MASK},
+        "many": [{"b": MASK}, {"a": "x"}],
+        "by": {"k": {"a": "x", "b": MASK}},
+        "some": {"b": MASK},
+        "either": MASK,
+    }
+    named = {"either": {"Inner": {"a": "x", "b": "y"}}, "one": ["Ada"], "many": {"a": "Ada"}, "some": None}
+    assert json.loads(masked_text(json.dumps(named), ["email"], schema)) == {
+        "either": {"Inner": {"a": "x", "b": MASK}}, "one": MASK, "many": MASK, "some": None,
+    }  # fmt: skip
+    assert json.loads(masked_text(json.dumps(value), [], schema)) == value
 
 
 def record(**fields: Json) -> Json:

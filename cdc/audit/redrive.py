@@ -1,0 +1,172 @@
+"""`cdc dead-letters redrive`: parked rows are encoded again with today's schemas and published to where they were meant to go.
+
+Strategy: fence, then read, then publish all events and, for each, the record that closes its dead letter, in one Kafka
+transaction of an identity of its own (`cdc-<name>-redrive`), which never fences the pipeline. What was redriven is in the
+topic, so an attempt whose outcome is unknown is made again from the start: it finds what it had published closed.
+
+Rules.
+- Fence before you read. The other way round: A and B see the same letter open, A commits, B fences A and publishes it again.
+- The topic is read to where it ended after the fence, open Kafka transactions waited for: behind one of the pipeline's the
+  record that closes a letter cannot be seen yet.
+- Everything that was chosen fits, or nothing is published.
+- An event keeps its id, key, `ce_time` and `ce_sequence`, and says `ce_replay: redrive:ID`. The record's own timestamp is
+  now: retention would delete one that is as old as the row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cdc.audit.dead_letters import STEP, Choice, DeadLetters, Letter, Progress
+from cdc.avro.encoder import Encoder
+from cdc.errors import AuditFailed, ConfigurationError, InvalidEvent
+from cdc.event import Record, record_size
+from cdc.kafka.client import nobody_waits
+from cdc.kafka.limits import fits
+from cdc.kafka.publisher import KafkaPublisher
+from cdc.kafka.subscriber import Seen
+from cdc.outbox.dead_letter import REDRIVEN, original
+from cdc.outbox.mapping import OutboxMapping
+from cdc.outbox.router import Router
+from cdc.postgres.transaction import Row
+
+MOST_BYTES = 256_000_000
+"""What one redrive keeps in memory at most; more is done in parts, by time or reason."""
+
+SHOWN = 5
+"""Refusals that are told one by one."""
+
+ABORT_S = 5.0
+"""How long leaving may take, so that readers of the events' topics need not wait for the Kafka transaction's timeout."""
+
+RowOf = Callable[[Letter, Seen], Row]
+"""Gives the row of a letter where it is not what the letter kept; raises InvalidEvent."""
+
+
+class Redriven(NamedTuple):
+    """A letter that was published, where to, and whether newer events of its key had passed before."""
+
+    letter: Letter
+    topic: str
+    late: bool
+
+
+class _Ready(NamedTuple):
+    letter: Letter
+    event: Record
+    closing: Record
+
+
+@dataclass(slots=True)
+class Redrive:
+    """One redrive; `run` may be called again after a Retriable error. `encoder` is the registry's."""
+
+    letters: DeadLetters
+    publisher: KafkaPublisher
+    mapping: OutboxMapping
+    encoder: Callable[[str, int | None], Encoder]
+    choice: Choice
+    progress: Progress
+    row_of: RowOf | None = None
+    _tried: dict[str, Redriven] = field(default_factory=dict)
+    _routers: dict[int, Router] = field(default_factory=dict)
+
+    def run(self) -> list[Redriven]:
+        """Publish what is chosen and open; raises AuditFailed, with nothing published, for what still does not fit."""
+        self.publisher.fence(nobody_waits)
+        self.letters.subscriber.settle([self.letters.topic], nobody_waits)
+        chosen, done = self._chosen()
+        ready = self._ready(chosen)
+        newest = self._newest(ready)
+        outcome = [Redriven(one.letter, one.event.topic, _late(one, newest)) for one in ready]
+        self._tried |= {each.letter.sequence: each for each in outcome}
+        self._publish(ready)
+        return [*done, *outcome]
+
+    def _chosen(self) -> tuple[list[Letter], list[Redriven]]:
+        """Return the open letters in the order of the log, and those that an attempt of ours has published already."""
+        found = self.letters.letters(self.choice, self.progress)
+        named = {name for letter in found for name in (letter.id, letter.sequence)}
+        if missing := sorted(self.choice.names - named):
+            raise AuditFailed(f"there is no dead letter {', '.join(missing[:SHOWN])}", "see `cdc dead-letters list --all`")
+        closed = [letter for letter in found if not letter.open and letter.sequence not in self._tried]
+        if self.choice.names and closed:
+            msg = f"redriven before: {', '.join(letter.id or letter.sequence for letter in closed[:SHOWN])}; nothing was published"
+            raise AuditFailed(msg, "to publish an event once more use `cdc replay`")
+        done = [self._tried[letter.sequence] for letter in found if not letter.open and letter.sequence in self._tried]
+        return sorted((letter for letter in found if letter.open), key=lambda letter: letter.sequence), done
+
+    def _ready(self, chosen: Sequence[Letter]) -> list[_Ready]:
+        ready, refused, size = list[_Ready](), list[str](), 0
+        for letter, seen in self.letters.whole(chosen):
+            try:
+                one = self._encoded(letter, seen)
+            except InvalidEvent as error:
+                refused.append(f"{letter.id or letter.sequence} ({error.reason}): {error.what}")
+                continue
+            ready.append(one)
+            size += record_size(one.event)
+            if size > MOST_BYTES:
+                msg = f"more than {MOST_BYTES // 1_000_000} MB at once; nothing was published"
+                raise ConfigurationError(msg, "redrive in parts: --reason, --since, --until")
+            self.progress(1)
+        if refused:
+            more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
+            msg = f"{len(refused)} of {len(chosen)} still cannot become an event, nothing was published: {'; '.join(refused[:SHOWN])}{more}"
+            raise AuditFailed(msg, "mend the schema folder, the settings or the topic; rows mended in the table: --from-table")
+        return sorted(ready, key=lambda one: one.letter.sequence)
+
+    def _encoded(self, letter: Letter, seen: Seen) -> _Ready:
+        """Return the event of a letter and the record that closes it; raises InvalidEvent."""
+        row = original(self.mapping, dict(seen.headers), seen.key, seen.value) if self.row_of is None else self.row_of(letter, seen)
+        record = self._router(int(letter.sequence[:4], 16)).route(row)
+        # A row that its topic refused may have been meant for a wrong one; all others were meant for the topic they name.
+        topic = letter.topic if letter.topic and letter.reason != "route" else record.topic
+        mark = ("ce_replay", b"redrive:" + letter.id.encode())
+        event = record._replace(topic=topic, timestamp_ms=0, headers=[*record.headers, mark])
+        fits(event, self.publisher.route(topic, nobody_waits), time.time_ns() // 1_000_000)
+        headers: list[tuple[str, bytes | None]] = [
+            (REDRIVEN, topic.encode()),
+            ("cdc.id", letter.id.encode()),
+            ("cdc.sequence", letter.sequence.encode()),
+        ]
+        return _Ready(letter, event, Record(self.letters.topic, seen.key, None, headers, 0))
+
+    def _router(self, generation: int) -> Router:
+        if generation not in self._routers:
+            self._routers[generation] = Router(self.mapping, self.encoder, generation)
+        return self._routers[generation]
+
+    def _newest(self, ready: Sequence[_Ready]) -> dict[tuple[str, bytes | None], str]:
+        """Return the last place of each key that was published since the first of these rows; replays are older news."""
+        newest = {(one.event.topic, one.event.key): "" for one in ready}
+        if not newest:
+            return newest
+        since_ms = min(one.letter.timestamp_ms for one in ready)
+        topics = sorted({topic for topic, _ in newest})
+        for done, seen in enumerate(self.letters.subscriber.read(topics, since_ms=since_ms), 1):
+            if (seen.topic, seen.key) in newest:
+                headers = dict(seen.headers)
+                place = "" if "ce_replay" in headers else (headers.get("ce_sequence") or b"").decode()
+                newest[seen.topic, seen.key] = max(newest[seen.topic, seen.key], place)
+            if done % STEP == 0:
+                self.progress(STEP)
+        return newest
+
+    def _publish(self, ready: Sequence[_Ready]) -> None:
+        if not ready:
+            return
+        try:
+            self.publisher.require([self.letters.topic], nobody_waits)
+            self.publisher.produce([record for one in ready for record in (one.event, one.closing)], nobody_waits)
+            self.publisher.commit(None, nobody_waits)
+        except BaseException:
+            self.publisher.abort(ABORT_S)
+            raise
+
+
+def _late(one: _Ready, newest: dict[tuple[str, bytes | None], str]) -> bool:
+    return one.event.key is not None and newest[one.event.topic, one.event.key] > one.letter.sequence
