@@ -30,6 +30,12 @@ from cdc.postgres.transaction import Row
 CACHE_LIMIT = 10_000
 """Topics or encoders remembered by the row's bytes; beyond it (a template over an unbounded value) the cache starts anew."""
 
+OWN_HEADERS = "SPEC_VERSION, ('ce_id', id), SOURCE, type_header, ('ce_time', time), ('ce_sequence', sequence)"
+"""The headers that every record has, as the generated function writes them."""
+
+ORDINALS = [b"%08x" % ordinal for ordinal in range(1000)]
+"""The last part of a sequence, for the rows of all but large transactions."""
+
 BYTEA_OID, TIMESTAMPTZ_OID = 17, 1184
 """pg_type.dat."""
 
@@ -83,7 +89,8 @@ class Router:
             self._enter(begin)
         if relation is not self._relation:
             self._use(relation)
-        return self._convert(values, self._sequence + b"%08x" % ordinal, self._time, self._timestamp_ms)
+        place = ORDINALS[ordinal] if ordinal < 1000 else b"%08x" % ordinal  # noqa: PLR2004 - the table's length
+        return self._convert(values, self._sequence + place, self._time, self._timestamp_ms)
 
     def values(self, row: Row) -> dict[str, bytes | None]:
         """Return what a row says by key, as far as it can be found; for dead letters and audits."""
@@ -137,9 +144,9 @@ class Router:
             lines.append("    document = parsed(payload)")
             lines += [f"    {key} = followed(document, {path!r}, {key!r})" for key, path in paths.items()]
         if self._has("headers"):
-            lines.append("    own = own_headers(headers_) if headers_ is not None else []")
-            known = "schema_version" if self._has("schema_version") else "None"
-            lines.append(f"    schema_version = {known} or version_of(own)")
+            lines.append("    own = own_headers(headers_) if headers_ is not None else None")
+            known = "schema_version or " if self._has("schema_version") else ""
+            lines.append(f"    schema_version = {known}(version_of(own) if own else None)")
         lines += [
             "    if id is None: raise null('id')",
             f"    if len(id) > {NAME_LIMIT}: raise too_long('id')",
@@ -149,18 +156,24 @@ class Router:
         ]
         if self._has("occurred_at"):
             typed = "occurred_at" in columns and relation.columns[columns["occurred_at"]].type_oid == TIMESTAMPTZ_OID
-            lines.append(f"    if occurred_at is not None: time = {'timestamptz' if typed else 'any_time'}(occurred_at)")
+            # The rows of a transaction share their now(), as a rule.
+            lines += [
+                "    if occurred_at is not None:",
+                "        if occurred_at != LATEST[0]:",
+                f"            LATEST[1] = {'timestamptz' if typed else 'any_time'}(occurred_at)",
+                "            LATEST[0] = occurred_at",
+                "        time = LATEST[1]",
+            ]
         lines += [
-            "    headers = [SPEC_VERSION, ('ce_id', id), SOURCE, type_header, ('ce_time', time), ('ce_sequence', sequence)]",
             "    if payload is None:",
             "        value = None" if self._mapping.tombstones else "        raise no_tombstones()",
+            f"        headers = [{OWN_HEADERS}]",
             "    else:",
-            "        headers.append(CONTENT_TYPE)",
-            "        headers.append(schema_header)",
             f"        value = encoder.{self._step()}(payload)",
+            f"        headers = [{OWN_HEADERS}, CONTENT_TYPE, schema_header]",
         ]
         if self._has("headers"):
-            lines.append("    headers += own")
+            lines.append("    if own: headers += own")
         if self._has("traceparent"):
             lines.append("    if traceparent is not None: headers = with_trace(headers, traceparent)")
         by_template = f"TOPICS.get({_key(topic_keys)}) or new_topic({_key(topic_keys)}, {_arguments(topic_keys)})"
@@ -202,6 +215,7 @@ class Router:
             "any_time": read.time,
             "with_trace": _with_trace,
             "no_tombstones": _no_tombstones,
+            "LATEST": [None, b""],
             "record": tuple.__new__,
             "Record": Record,
         }
