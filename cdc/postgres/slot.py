@@ -145,7 +145,7 @@ class Administration:
 
     def create_slot(self, slot: str, table: Table) -> NewSlot:
         """Make the slot, and look through its exported snapshot at what it will never stream."""
-        with self._new_slot(slot) as (consistent_point, snapshot_name):
+        with self.new_slot(slot) as (consistent_point, snapshot_name):
             connection = self._connection
             with remedies("reading the slot's snapshot"), connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -157,7 +157,7 @@ class Administration:
         return NewSlot(consistent_point, row[0], row[1])
 
     @contextmanager
-    def _new_slot(self, slot: str) -> Iterator[tuple[Lsn, str]]:
+    def new_slot(self, slot: str) -> Iterator[tuple[Lsn, str]]:
         """Make the slot on a replication connection; its snapshot lives as long as that connection is idle."""
         replication: psycopg.Connection[Any] = connect_replication(self._replication_dsn, self._application_name, SLOT_TIMEOUT_S)
         try:
