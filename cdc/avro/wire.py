@@ -24,10 +24,14 @@ LONG_MAX: Final = (1 << 63) - 1
 INT_MIN: Final = -(1 << 31)
 INT_MAX: Final = (1 << 31) - 1
 
-_LAST: Final = [bytes((z,)) for z in range(128)] + [bytes((z & 127 | 128, z >> 7)) for z in range(128, _STEP)]
-_MORE: Final = [bytes((z & 127 | 128, z >> 7 | 128)) for z in range(_STEP)]
+_BYTES: Final = [bytes((byte,)) for byte in range(256)]
+_END, _ON = _BYTES[:128], _BYTES[128:]
+"""A varint's last byte, and one that another follows: seven bits in each, the lowest first."""
 
-LONG: Final = _LAST[0::2] + [_MORE[z & _MASK] + _LAST[z >> _BITS] for z in range(2 * SMALL, 2 * LARGE, 2)] + _LAST[1::2][::-1]
+_LAST: Final = _END + [low + high for high in _END[1:] for low in _ON]
+_MORE: Final = [low + high for high in _ON for low in _ON]
+
+LONG: Final = _LAST[0::2] + [low + high for high in _END[1 : LARGE >> _BITS - 1] for low in _MORE[0::2]] + _LAST[1::2][::-1]
 """LONG[n] is n as a varint for -SMALL <= n < LARGE."""
 
 COUNT: Final = LONG[:LARGE]
