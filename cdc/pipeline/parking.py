@@ -25,6 +25,11 @@ class Policy:
     dead_letter_topic: str | None
     only: frozenset[str] | None = None
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether there are rows that stop the pipeline."""
+        return self.dead_letter_topic is None or self.only is not None
+
     def topic_for(self, event_id: str, place: str) -> str | None:
         """Return where a row is parked, or None to stop at it."""
         return self.dead_letter_topic if self.only is None or event_id in self.only or place in self.only else None

@@ -163,7 +163,7 @@ class Relay:
         self._batch.end(end)
 
     def _invalid(self, row: Row, error: InvalidEvent) -> tuple[Record, _Tally]:
-        if self._policy.dead_letter_topic is None and self._batch.whole:
+        if self._policy.may_stop and self._batch.whole:
             self._commit()
         record, event_id, place = park(
             row,
