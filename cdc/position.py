@@ -73,7 +73,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One table of the publication: oid and xmin of its pg_publication_rel row, and the table's oid."""
+    """One table or schema of the publication: oid and xmin of its row in the catalog, and the oid of what it names.
+
+    The row is in pg_publication_rel (with the row filter and the column list) or in pg_publication_namespace.
+    """
 
     oid: int
     xmin: int
@@ -82,16 +85,21 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What the publication was: an object with the same oid and xmin has existed unchanged since (up to `proved_lsn`)."""
+    """What the publication was: an object with the same oid and xmin has existed unchanged since (up to `proved_lsn`).
+
+    Changed and changed back, it has another xmin. `publish`, publish_via_partition_root and FOR ALL TABLES are in the
+    publication's own row, and stand for themselves in its xmin.
+    """
 
     oid: int
     xmin: int
     members: tuple[Member, ...]
     proved_lsn: Lsn
+    schemas: tuple[Member, ...] = ()
 
     def same(self, other: Fingerprint) -> bool:
         """Whether both describe one unchanged publication; the LSN of the proof does not count."""
-        return (self.oid, self.xmin, self.members) == (other.oid, other.xmin, other.members)
+        return (self.oid, self.xmin, self.members, self.schemas) == (other.oid, other.xmin, other.members, other.schemas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,16 @@ class Existing:
 
     mode: Literal["none", "skip", "publish"]
     snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The log that could not be read, as `cdc recover` bridged it last: `rows` of the table were published in its place."""
+
+    begin: Lsn
+    end: Lsn
+    rows: int
+    time_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +143,7 @@ class Position:
     hold: str | None = None
     pending: str | None = None
     replay_until: Lsn | None = None
+    gap: Gap | None = None
 
     def advanced(self, end_lsn: Lsn, commit_time_us: int, witness: Witness | None) -> Position:
         """Return this position moved on to `end_lsn`; `witness` is None when no events came."""
@@ -152,7 +171,7 @@ class Position:
             "publication_fingerprint": {
                 "oid": fingerprint.oid,
                 "xmin": fingerprint.xmin,
-                "members": [[m.oid, m.xmin, m.relation] for m in fingerprint.members],
+                "members": [dataclasses.astuple(member) for member in fingerprint.members],
                 "proved_lsn": str(fingerprint.proved_lsn),
             },
             "kafka_cluster_id": self.kafka_cluster_id,
@@ -168,11 +187,15 @@ class Position:
             "message_prefix": self.message_prefix,
             "existing": {"mode": self.existing.mode, "snapshot": self.existing.snapshot},
         }
+        if fingerprint.schemas:
+            document["publication_fingerprint"]["schemas"] = [dataclasses.astuple(member) for member in fingerprint.schemas]
         for name in ("hold", "pending"):
             if (value := getattr(self, name)) is not None:
                 document[name] = value
         if self.replay_until is not None:
             document["replay_until"] = str(self.replay_until)
+        if (gap := self.gap) is not None:
+            document["gap"] = {"begin": str(gap.begin), "end": str(gap.end), "rows": gap.rows, "time": time_text(gap.time_us)}
         return orjson.dumps(document)
 
     @classmethod
@@ -194,7 +217,9 @@ class Position:
         witness = document["witness"]
         if not isinstance(witness, str):
             witness = Witness(Lsn.parse(witness["end_lsn"]), int(witness["xid"]), time_from_text(witness["commit_time"]))
-        replay_until = document.get("replay_until")
+        replay_until, gap = document.get("replay_until"), document.get("gap")
+        if gap is not None:
+            gap = Gap(Lsn.parse(gap["begin"]), Lsn.parse(gap["end"]), int(gap["rows"]), time_from_text(gap["time"]))
         return cls(
             pipeline=document["pipeline"],
             generation=document["generation"],
@@ -206,6 +231,7 @@ class Position:
                 fingerprint["xmin"],
                 tuple(Member(*member) for member in fingerprint["members"]),
                 Lsn.parse(fingerprint["proved_lsn"]),
+                tuple(Member(*member) for member in fingerprint.get("schemas", ())),
             ),
             kafka_cluster_id=document["kafka_cluster_id"],
             end_lsn=Lsn.parse(document["end_lsn"]),
@@ -216,4 +242,5 @@ class Position:
             hold=document.get("hold"),
             pending=document.get("pending"),
             replay_until=None if replay_until is None else Lsn.parse(replay_until),
+            gap=gap,
         )

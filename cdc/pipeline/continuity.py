@@ -7,15 +7,16 @@ questions: is it the right cluster, the right server, the right slot, and does t
 `confirmed_flush_lsn <= position` always holds, because only committed positions are confirmed. So a slot that is ahead
 proves that somebody moved it or that Kafka lost positions; a slot that is behind is normal, also after a clean restart of
 PostgreSQL, which keeps confirmed positions in memory and writes them with a checkpoint.
+
+What no moment shows is judged in the stream (cdc.postgres.witness): whether the log below the position is the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc.errors import ContinuityError, PostgresRefused
-from cdc.position import Lsn, Position
+from cdc.position import Fingerprint, Lsn, Position
 from cdc.postgres.server import Server, SlotState
 
 
@@ -30,7 +31,7 @@ class Evidence:
     position: Position | None
 
 
-Check = Callable[[Server, str, Position], None]
+RECOVER = "`cdc recover` makes a new slot and publishes the rows that Kafka lacks"
 
 
 def first_look(evidence: Evidence) -> None:
@@ -42,12 +43,17 @@ def first_look(evidence: Evidence) -> None:
     """
     position, slot = evidence.position, evidence.server.slot
     if slot is None or (position is not None and position.pending is None):
-        _checked(evidence, _FIRST)
+        _checked(evidence)
 
 
 def prove(evidence: Evidence) -> Position:
-    """Return the position from which to stream; raises ContinuityError or PostgresRefused."""
-    position, slot = _checked(evidence, (*_FIRST, _log_end))
+    """Return the position from which to stream; raises ContinuityError or PostgresRefused.
+
+    It carries what is proved now: the server's own history, so that a second promotion is compared with the first one's
+    timeline, and the end of the log up to which the publication is the same.
+    """
+    position, slot = _checked(evidence)
+    _log_end(evidence.server, position)
     confirmed = slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.end_lsn:
         msg = (
@@ -55,14 +61,19 @@ def prove(evidence: Evidence) -> Position:
             f"{position.end_lsn}; what was committed in between ({_gap(position.end_lsn, confirmed)}) would be missing"
         )
         raise ContinuityError(msg, "find out who moved the slot or lost the position topic, then `cdc recover`")
-    return position
+    publication = evidence.server.publication
+    assert publication is not None, "a missing publication was refused"
+    return replace(position, timeline_history=evidence.server.timeline_history, publication_fingerprint=publication)
 
 
-def _checked(evidence: Evidence, checks: tuple[Check, ...]) -> tuple[Position, SlotState]:
-    position = _position(evidence)
+def _checked(evidence: Evidence) -> tuple[Position, SlotState]:
+    server, position = evidence.server, _position(evidence)
+    _kafka(evidence.kafka_cluster_id, position)
+    _system(server, position)
+    _recovery(server)
+    _history(server, position)
     slot = _slot(evidence, position)
-    for check in checks:
-        check(evidence.server, evidence.kafka_cluster_id, position)
+    _publication(server, position)
     return position, slot
 
 
@@ -84,13 +95,18 @@ def _position(evidence: Evidence) -> Position:
 
 
 def _slot(evidence: Evidence, position: Position) -> SlotState:
-    slot = evidence.server.slot
+    slot, server = evidence.server.slot, evidence.server
     if slot is None:
-        msg = (
-            f"slot {evidence.slot!r} is missing: the log after {position.end_lsn} may be gone "
-            f"({_gap(position.end_lsn, evidence.server.flush_lsn)} up to now)"
-        )
-        raise ContinuityError(msg, "`cdc recover` makes a new slot and publishes the rows that Kafka lacks")
+        gap = f"the log after {position.end_lsn} may be gone ({_gap(position.end_lsn, server.flush_lsn)} up to now)"
+        timeline = server.timeline_history[-1][0]
+        if timeline != position.timeline_history[-1][0]:
+            fork = dict(server.timeline_history)[position.timeline_history[-1][0]]
+            msg = (
+                f"slot {evidence.slot!r} did not come along when this server was promoted to timeline {timeline}, which forked at {fork}: "
+                f"nothing that was published is gone, but {gap}"
+            )
+            raise ContinuityError(msg, f"{RECOVER}; for the next time a failover slot (PostgreSQL 17) and sync_replication_slots")
+        raise ContinuityError(f"slot {evidence.slot!r} is missing: {gap}", RECOVER)
     if slot.name != position.slot:
         msg = f"the position was made with slot {position.slot!r}, the settings name {slot.name!r}"
         raise ContinuityError(msg, "correct postgres.slot")
@@ -100,29 +116,29 @@ def _slot(evidence: Evidence, position: Position) -> SlotState:
     if slot.wal_status == "lost" or slot.invalidation_reason is not None:
         why = slot.invalidation_reason or "the log it needs was removed (max_slot_wal_keep_size)"
         msg = f"slot {slot.name!r} is lost: {why}; events after {position.end_lsn} cannot be read from the log any more"
-        raise ContinuityError(msg, "`cdc recover` makes a new slot and publishes the rows that Kafka lacks")
+        raise ContinuityError(msg, RECOVER)
     return slot
 
 
-def _kafka(_: Server, kafka_cluster_id: str, position: Position) -> None:
+def _kafka(kafka_cluster_id: str, position: Position) -> None:
     if position.kafka_cluster_id != kafka_cluster_id:
         msg = f"this is Kafka cluster {kafka_cluster_id!r}, the position was made on {position.kafka_cluster_id!r}"
         raise ContinuityError(msg, 'correct kafka."bootstrap.servers"; after a move `cdc recover --adopt`')
 
 
-def _system(server: Server, _: str, position: Position) -> None:
+def _system(server: Server, position: Position) -> None:
     if position.system_id != server.system_id:
         msg = f"this is PostgreSQL system {server.system_id}, the position was made on {position.system_id}"
         raise ContinuityError(msg, "correct postgres.dsn; after pg_upgrade `cdc recover --adopt`")
 
 
-def _recovery(server: Server, _: str, __: Position) -> None:
+def _recovery(server: Server) -> None:
     if server.in_recovery:
         msg = "the server is in recovery (a standby); its log may still be replaced"
         raise ContinuityError(msg, "connect to the primary: target_session_attrs=read-write in postgres.dsn")
 
 
-def _history(server: Server, _: str, position: Position) -> None:
+def _history(server: Server, position: Position) -> None:
     """Refuse a log that forked below the position: its transactions there are others than those that were published."""
     timeline, _end = position.timeline_history[-1]
     for (ours, our_end), (theirs, their_end) in zip(position.timeline_history[:-1], server.timeline_history, strict=False):
@@ -139,28 +155,36 @@ def _history(server: Server, _: str, position: Position) -> None:
             f"the log forked at {fork}, below the position {position.end_lsn}: "
             f"events of {_gap(fork, position.end_lsn)} were published that this server no longer has"
         )
+        if server.slot is None:
+            msg += f"; there is no slot either, so rows that were committed after the fork ({_gap(fork, server.flush_lsn)}) may be missing"
         raise ContinuityError(msg, "`cdc recover` goes back to the fork with a raised generation")
 
 
-def _log_end(server: Server, _: str, position: Position) -> None:
+def _log_end(server: Server, position: Position) -> None:
     if position.end_lsn > server.flush_lsn:
         msg = f"the position {position.end_lsn} lies beyond the end of this server's log, {server.flush_lsn}"
         raise ContinuityError(msg, "the server was restored to an earlier time: `cdc recover`")
 
 
-def _publication(server: Server, _: str, position: Position) -> None:
-    if server.publication is None:
-        msg = "the publication is missing"
+def _publication(server: Server, position: Position) -> None:
+    proved, now = position.publication_fingerprint, server.publication
+    gap = f"rows that were written meanwhile may be missing from the log ({_gap(proved.proved_lsn, server.flush_lsn)})"
+    if now is None:
+        msg = f"the publication is missing: {gap}"
         raise ContinuityError(msg, "`cdc recover` makes it again and publishes the rows that Kafka lacks")
-    if not server.publication.same(position.publication_fingerprint):
-        msg = (
-            "the publication is not the one that was proved up to "
-            f"{position.publication_fingerprint.proved_lsn}: it was dropped, recreated or changed"
-        )
-        raise ContinuityError(msg, "rows written meanwhile may be missing from the log: `cdc recover`")
+    if not now.same(proved):
+        msg = f"the publication is not the one that was proved up to {proved.proved_lsn}, {_change(proved, now)}: {gap}"
+        raise ContinuityError(msg, "see that it publishes inserts into the outbox, then `cdc recover`")
 
 
-_FIRST: tuple[Check, ...] = (_kafka, _system, _recovery, _history, _publication)
+def _change(before: Fingerprint, now: Fingerprint) -> str:
+    if before.oid != now.oid:
+        return "it was dropped and made again"
+    if before.xmin != now.xmin:
+        return "its options, name or owner were changed"
+    if before.schemas != now.schemas:
+        return "its schemas were changed"
+    return "its tables, their row filters or column lists were changed"
 
 
 def owned(server: Server, slot: str) -> None:

@@ -8,6 +8,7 @@ fence each other in turn. Reading before the slot makes a false alarm, because i
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class GraceEnded(CdcError):
 class Supervisor:
     """Keeps the pipeline streaming until it is asked to stop or must not go on.
 
-    `precheck` refuses what is wrong with the outbox table before the slot is taken; `refresh` takes up new schemas;
+    `precheck` refuses what is wrong with the outbox table or its publication before the slot is taken; `refresh` takes up new schemas;
     `backoff` gives the seconds before an attempt, counted from 1; `pause` waits for so many seconds, or until `stopping`.
     """
 
@@ -177,11 +178,11 @@ class Supervisor:
         source, publisher, name = self._source, self._publisher, self._identity
         self._turn(State.OPENING)
         server = source.look()
-        self._precheck()
         position, cluster = publisher.peek()
         self._observer.server(server, position)
         _heed(position)
         continuity.first_look(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        self._precheck()
         server = source.open()
         self._own(server)
         publisher.require(name.static_topics, self._waiting)
@@ -213,7 +214,8 @@ class Supervisor:
                 if relay.position is not position:
                     self._attempt, self._patient = 0, False
                 if self._clock() >= watch_at:
-                    self._watch(relay.position, cluster)
+                    self._refresh()
+                    self._watch(relay, cluster)
                     watch_at = self._clock() + WATCH_INTERVAL_S
         except StoppedByPolicy:
             self._publisher.abort(self._grace_s)
@@ -221,17 +223,19 @@ class Supervisor:
             raise
         self._turn(State.STOPPING)
         relay.stop(self._grace_s)
+        with contextlib.suppress(Retriable):  # a server that is away now is looked at by the next start
+            self._watch(relay, cluster)
         self._source.finish()
 
-    def _watch(self, position: Position, cluster: str) -> None:
+    def _watch(self, relay: Relay, cluster: str) -> None:
         """Look whether what was proved at the door still holds, and show where the slot stands."""
-        self._refresh()
-        server = self._source.watch()
+        server, position = self._source.watch(), relay.position
         for kind, count in self._source.take_ignored().items():
             self._observer.ignored(kind, count)
         self._observer.server(server, position)
         self._own(server)  # else the slot may be where another instance has taken it, and the door says what became of it
-        continuity.prove(continuity.Evidence(self._identity.pipeline, self._identity.slot, server, cluster, position))
+        proved = continuity.prove(continuity.Evidence(self._identity.pipeline, self._identity.slot, server, cluster, position))
+        relay.proved(proved.publication_fingerprint)
 
     def _waiting(self) -> None:
         """Answer PostgreSQL while Kafka is waited for, and leave when the time to stop is over."""

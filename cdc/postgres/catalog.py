@@ -7,9 +7,10 @@ stream itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
@@ -17,6 +18,8 @@ from cdc.errors import Retriable
 from cdc.position import Fingerprint, Lsn, Member
 from cdc.postgres.connection import connect, remedies
 from cdc.postgres.server import Server, SlotState
+
+Answer = TypeVar("Answer")
 
 
 class Catalog(Protocol):
@@ -47,6 +50,50 @@ class TableColumn:
     type_name: str
     not_null: bool
     generated: bool
+    type_oid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publication: its row, its tables as (schema, name, relkind), its schemas, and what it shows of the table asked for.
+
+    `row` and `shown` are rows of pg_publication and pg_publication_tables by column name, so that one form serves every
+    version; `shown` is None where the table is not published under its own name.
+    """
+
+    row: Mapping[str, Any]
+    tables: Sequence[Sequence[str]]
+    schemas: Sequence[str]
+    shown: Mapping[str, Any] | None
+
+
+FINGERPRINT = """
+SELECT p.oid::int8, p.xmin::text::int8,
+       ARRAY(SELECT ARRAY[r.oid::int8, r.xmin::text::int8, r.prrelid::int8]
+             FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid ORDER BY r.oid),
+       {schemas}
+FROM pg_catalog.pg_publication p WHERE p.pubname = %s"""
+_SCHEMA_ROWS = """ARRAY(SELECT ARRAY[n.oid::int8, n.xmin::text::int8, n.pnnspid::int8]
+             FROM pg_catalog.pg_publication_namespace n WHERE n.pnpubid = p.oid ORDER BY n.oid)"""
+
+PUBLISHED = """
+SELECT to_jsonb(p),
+       ARRAY(SELECT ARRAY[n.nspname::text, c.relname::text, c.relkind::text] FROM pg_catalog.pg_publication_rel r
+             JOIN pg_catalog.pg_class c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+             WHERE r.prpubid = p.oid ORDER BY r.oid),
+       {schemas},
+       (SELECT to_jsonb(t) FROM pg_catalog.pg_publication_tables t
+        WHERE t.pubname = p.pubname AND t.schemaname = %s AND t.tablename = %s)
+FROM pg_catalog.pg_publication p WHERE p.pubname = %s"""
+_SCHEMA_NAMES = """ARRAY(SELECT s.nspname::text FROM pg_catalog.pg_publication_namespace n
+             JOIN pg_catalog.pg_namespace s ON s.oid = n.pnnspid WHERE n.pnpubid = p.oid ORDER BY n.oid)"""
+
+SCHEMAS_SINCE = 150_000
+"""PostgreSQL 15: the first in which a publication can name schemas."""
+
+ANSWER_WITHIN_S = 5.0
+"""What is asked of the catalog takes milliseconds. A server that is silent for longer is stopped, or the way to it is cut, and
+whoever waits for it can neither answer Kafka nor be asked to stop."""
 
 
 class LiveCatalog:
@@ -90,21 +137,21 @@ class LiveCatalog:
 
     def publication(self, name: str, proved_lsn: Lsn) -> Fingerprint | None:
         """Return the publication's fingerprint, or None when there is none of that name."""
-        rows = self.query(
-            "SELECT p.oid::int8, p.xmin::text::int8, ARRAY(SELECT ARRAY[r.oid::int8, r.xmin::text::int8,"
-            " r.prrelid::int8] FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid ORDER BY r.oid)"
-            " FROM pg_catalog.pg_publication p WHERE p.pubname = %s",
-            (name,),
-        )
+        rows = self.query(FINGERPRINT.format(schemas=self._schemas(_SCHEMA_ROWS)), (name,))
         if not rows:
             return None
-        oid, xmin, members = rows[0]
-        return Fingerprint(oid, xmin, tuple(Member(*member) for member in members), proved_lsn)
+        oid, xmin, members, schemas = rows[0]
+        return Fingerprint(oid, xmin, tuple(Member(*m) for m in members), proved_lsn, tuple(Member(*m) for m in schemas))
+
+    def published(self, publication: str, schema: str, table: str) -> Published | None:
+        """Return what the publication says of the table, or None when there is none of that name."""
+        rows = self.query(PUBLISHED.format(schemas=self._schemas(_SCHEMA_NAMES)), (schema, table, publication))
+        return Published(*rows[0]) if rows else None
 
     def columns(self, schema: str, table: str) -> list[TableColumn] | None:
         """Return the live table's columns, or None when there is no such table."""
         rows = self.query(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> ''"
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> '', a.atttypid::int8"
             " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
             " LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
             " WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY a.attnum",
@@ -133,9 +180,37 @@ class LiveCatalog:
 
     def _run(self, statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
         if self._connection is None:
-            self._connection = connect(self._dsn, self._application_name)
+            self._connection = connect(self._dsn, self._application_name, _Bounded)
         with remedies("looking at the catalog"):
             return self._connection.execute(statement.encode(), parameters).fetchall()
+
+    def _schemas(self, expression: str) -> str:
+        if self._connection is None:
+            self._connection = connect(self._dsn, self._application_name, _Bounded)
+        return expression if self._connection.info.server_version >= SCHEMAS_SINCE else "'{}'::int8[]"
+
+
+class _Bounded(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose every answer has to come within ANSWER_WITHIN_S."""
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as psycopg has it
+        return super().wait(_within(gen, time.monotonic() + ANSWER_WITHIN_S), *args, **kwargs)
+
+
+def _within(gen: Generator[Any, Any, Answer], until: float) -> Generator[Any, Any, Answer]:
+    """Pass on what psycopg waits for; it is woken every tenth of a second although there is nothing to read."""
+    try:
+        wants = next(gen)
+        while True:
+            ready = yield wants
+            if not ready and time.monotonic() >= until:
+                gen.close()
+                msg = f"no answer within {ANSWER_WITHIN_S:g} s"
+                raise psycopg.OperationalError(msg)
+            wants = gen.send(ready)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
 
 
 def _slot(row: dict[str, Any]) -> SlotState:
@@ -149,6 +224,8 @@ def _slot(row: dict[str, Any]) -> SlotState:
         restart_lsn=_lsn(row["restart_lsn"]),
         confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),
         safe_wal_size=row["safe_wal_size"],
+        failover=row.get("failover"),
+        synced=row.get("synced"),
     )
 
 

@@ -33,18 +33,21 @@ TEXT_SETTINGS = {
 """What the text form of a column depends on, and the time-outs that a role may have been given for its queries."""
 
 
-def connect(dsn: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def connect(dsn: str, application_name: str, kind: type[Connection] = psycopg.Connection) -> Connection:
     """Open an ordinary connection in autocommit; raises PostgresRefused or Retriable."""
-    return _connect(dsn, application_name, TEXT_SETTINGS)
+    return _connect(dsn, application_name, TEXT_SETTINGS, kind)
 
 
-def connect_replication(dsn: str, application_name: str, wal_sender_timeout_s: float) -> psycopg.Connection[tuple[Any, ...]]:
+def connect_replication(dsn: str, application_name: str, wal_sender_timeout_s: float) -> Connection:
     """Open a logical replication connection; raises PostgresRefused or Retriable."""
     settings = TEXT_SETTINGS | {"wal_sender_timeout": f"{round(wal_sender_timeout_s * 1000)}ms"}
-    return _connect(dsn, application_name, settings, replication="database")
+    return _connect(dsn, application_name, settings, psycopg.Connection, replication="database")
 
 
-def _connect(dsn: str, application_name: str, settings: dict[str, str], **extra: str) -> psycopg.Connection[tuple[Any, ...]]:
+def _connect(dsn: str, application_name: str, settings: dict[str, str], kind: type[Connection], **extra: str) -> Connection:
     try:
         own = conninfo_to_dict(dsn)
     except psycopg.Error as error:
@@ -64,7 +67,7 @@ def _connect(dsn: str, application_name: str, settings: dict[str, str], **extra:
         application_name=application_name,
     )
     with remedies("connecting"):
-        return psycopg.connect(conninfo, autocommit=True)
+        return kind.connect(conninfo, autocommit=True)
 
 
 @contextmanager

@@ -7,7 +7,10 @@ from cdc.position import Fingerprint, Lsn
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """The slot's row in pg_replication_slots; a field is None where the server has no value (or no such column)."""
+    """The slot's row in pg_replication_slots; a field is None where the server has no value (or no such column).
+
+    `failover` tells whether standbys may keep a copy of it (PostgreSQL 17), `synced` whether this is such a copy.
+    """
 
     name: str
     plugin: str
@@ -18,6 +21,8 @@ class SlotState:
     restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None
     safe_wal_size: int | None
+    failover: bool | None = None
+    synced: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import ContinuityError
-from cdc.position import Existing, Fingerprint, Lsn, Member, Position, Witness, time_from_text, time_text
+from cdc.position import Existing, Fingerprint, Gap, Lsn, Member, Position, Witness, time_from_text, time_text
 
 LSNS = st.integers(0, 2**64 - 1).map(Lsn)
 TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -37,6 +37,7 @@ POSITIONS = st.builds(
     hold=st.none() | TEXTS,
     pending=st.none() | TEXTS,
     replay_until=st.none() | LSNS,
+    gap=st.none() | st.builds(Gap, LSNS, LSNS, NUMBERS, TIMES),
 )
 
 POSITION = Position(
@@ -109,6 +110,14 @@ def test_the_record_has_the_fields_that_are_promised() -> None:
         "message_prefix": None,
         "existing": {"mode": "skip", "snapshot": "740:745:742"},
     }
+
+
+def test_schemas_of_the_publication_are_there_where_it_has_some() -> None:
+    fingerprint = dataclasses.replace(POSITION.publication_fingerprint, schemas=(Member(16_500, 800, 2_200),))
+    position = dataclasses.replace(POSITION, publication_fingerprint=fingerprint)
+    assert orjson.loads(position.to_json())["publication_fingerprint"]["schemas"] == [[16_500, 800, 2_200]]
+    assert Position.from_json(position.to_json()) == position
+    assert not fingerprint.same(POSITION.publication_fingerprint)
 
 
 def test_hold_pending_and_replay_are_there_where_they_apply() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cdc.pipeline.batch import COMMITS_SHARE, IDLE_BYTES, IDLE_INTERVAL_S, MAX_AGE_S, MIN_AGE_S, Batch
@@ -91,6 +93,19 @@ def test_an_idle_advance_keeps_the_witness() -> None:
     batch = Batch(position(witness=witness), NOW)
     batch.end(end(0x110, rows=0))
     assert batch.next().witness == witness
+
+
+def test_what_is_proved_of_the_publication_is_in_the_next_position() -> None:
+    batch = Batch(POSITION, 0.0)
+    seen = dataclasses.replace(POSITION.publication_fingerprint, proved_lsn=Lsn(0x150))
+    batch.proved(seen)
+    assert batch.next() is POSITION
+    batch.end(end(0x110))
+    made = batch.next()
+    assert made.publication_fingerprint is seen
+    batch.committed(made, 0.0, 0.0)
+    batch.end(end(0x120))
+    assert batch.next().publication_fingerprint is seen
 
 
 def test_the_next_batch_starts_after_the_committed_position() -> None:

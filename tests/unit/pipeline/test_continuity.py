@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import CdcError, ContinuityError, PostgresRefused
 from cdc.pipeline.continuity import Evidence, first_look, owned, prove
-from cdc.position import Fingerprint, Lsn, Position
+from cdc.position import Fingerprint, Lsn, Member, Position
 from cdc.postgres.server import Server
 from tests.unit.pipeline.samples import FINGERPRINT, POSITION, SERVER, position, server, slot
 
@@ -95,13 +95,41 @@ REFUSALS: dict[str, tuple[Evidence, str, str]] = {
     ),
     "no publication": (
         evidence(server(publication=None)),
-        "the publication is missing",
-        "`cdc recover`",
+        "the publication is missing: rows that were written meanwhile may be missing from the log (0/50 to 0/200, 432 bytes)",
+        "`cdc recover` makes it again",
     ),
     "another publication": (
-        evidence(server(publication=OTHER_FINGERPRINT)),
-        "the publication is not the one that was proved up to 0/50: it was dropped, recreated or changed",
+        evidence(server(publication=dataclasses.replace(FINGERPRINT, oid=999))),
+        "the publication is not the one that was proved up to 0/50, it was dropped and made again: rows that were written meanwhile",
         "`cdc recover`",
+    ),
+    "a changed publication": (
+        evidence(server(publication=OTHER_FINGERPRINT)),
+        "its options, name or owner were changed: rows that were written meanwhile may be missing from the log (0/50 to 0/200, 432 bytes)",
+        "`cdc recover`",
+    ),
+    "a publication of other tables": (
+        evidence(server(publication=dataclasses.replace(FINGERPRINT, members=()))),
+        "its tables, their row filters or column lists were changed",
+        "`cdc recover`",
+    ),
+    "a publication of other schemas": (
+        evidence(server(publication=dataclasses.replace(FINGERPRINT, schemas=(Member(16_500, 800, 2_200),)))),
+        "its schemas were changed",
+        "`cdc recover`",
+    ),
+    "promoted without the slot": (
+        evidence(server(slot=None, timeline_history=FORKED)),
+        (
+            "slot 'cdc_shop' did not come along when this server was promoted to timeline 2, which forked at 0/180: nothing that was"
+            " published is gone, but the log after 0/100 may be gone (0/100 to 0/200, 256 bytes up to now)"
+        ),
+        "failover slot",
+    ),
+    "promoted below the position without the slot": (
+        evidence(server(slot=None, timeline_history=((1, Lsn(0xF0)), (2, Lsn(0))))),
+        "no longer has; there is no slot either, so rows that were committed after the fork (0/F0 to 0/200, 272 bytes) may be missing",
+        "`cdc recover` goes back to the fork",
     ),
 }  # fmt: skip
 
@@ -183,12 +211,15 @@ def test_the_first_look_takes_a_pipeline_as_it_is() -> None:
     ],
 )
 def test_what_is_normal_is_proved(seen: Server) -> None:
-    assert prove(evidence(seen)) is POSITION
+    assert seen.publication is not None
+    proved = dataclasses.replace(POSITION, timeline_history=seen.timeline_history, publication_fingerprint=seen.publication)
+    assert prove(evidence(seen)) == proved
 
 
 def test_a_position_made_after_a_promotion_goes_on_after_another() -> None:
     kept = position(timeline_history=((1, Lsn(0x80)), (2, Lsn(0))))
-    assert prove(evidence(server(timeline_history=((1, Lsn(0x80)), (2, Lsn(0x180)), (3, Lsn(0)))), kept)) is kept
+    twice = ((1, Lsn(0x80)), (2, Lsn(0x180)), (3, Lsn(0)))
+    assert prove(evidence(server(timeline_history=twice), kept)).timeline_history == twice
 
 
 def test_the_order_of_questions_is_an_operators() -> None:

@@ -34,11 +34,12 @@ from cdc.pipeline.supervisor import (
     State,
     Supervisor,
 )
-from cdc.position import Lsn, Position
+from cdc.position import Fingerprint, Lsn, Position
 from tests.unit.pipeline.ports import Heard, Kafka, Log, World
 from tests.unit.pipeline.samples import POSITION, SERVER, position, server, slot
 
-DOOR = ["look", "precheck", "peek", "open", "require dead", "recover", "keep_alive", "watch", "start 0/100"]
+DOOR = ["look", "peek", "precheck", "open", "require dead", "recover", "keep_alive", "watch", "start 0/100"]
+STOP = ["stop 10", "watch", "proved 0/50", "finish"]
 DROP = ["drop publisher", "drop source"]
 GRACE_S = 10.0
 
@@ -57,6 +58,9 @@ class Turning:
 
     def stop(self, timeout_s: float) -> None:
         self.world.called("stop", f"{timeout_s:g}")
+
+    def proved(self, publication: Fingerprint) -> None:
+        self.world.called("proved", publication.proved_lsn)
 
 
 class Stage:
@@ -108,7 +112,7 @@ class Stage:
 
 def test_the_door_has_one_order() -> None:
     stage = Stage().run()
-    assert stage.world.calls == [*DOOR, "step", "stop 10", "finish", *DROP]
+    assert stage.world.calls == [*DOOR, "step", *STOP, *DROP]
     assert stage.heard.states == ["opening", "streaming", "stopping", "stopped"]
     assert stage.kafka.patient == [False]
     assert repr(stage.supervisor) == "<Supervisor shop stopped attempt=0>"
@@ -125,7 +129,7 @@ def test_what_is_clear_is_refused_before_anybody_is_fenced() -> None:
     stage.log.seen = [server(system_id="1")]
     with pytest.raises(ContinuityError):
         stage.run()
-    assert stage.world.calls == [*DOOR[:3], *DROP]
+    assert stage.world.calls == [*DOOR[:2], *DROP]
     assert stage.heard.states == ["opening", "failed"]
     assert "this is PostgreSQL system 1" in stage.heard.heard[-1][2]
 
@@ -203,7 +207,7 @@ def test_on_hold_it_waits_without_fencing_and_goes_on_by_itself() -> None:
     stage.run()
     assert stage.pauses == [HELD_POLL_S] * 2
     assert stage.heard.states == ["opening", "held"] * 2 + ["opening", "streaming", "stopping", "stopped"]
-    assert stage.world.calls[:6] == ["look", "precheck", "peek", *DROP, "pause 1"]
+    assert stage.world.calls[:5] == ["look", "peek", *DROP, "pause 1"]
     assert "cdc recover, today, here" in stage.heard.heard[2][2]
     assert not [heard for heard in stage.heard.heard if heard[0] == "failed"]
 
@@ -233,7 +237,7 @@ def test_whatever_fails_everything_is_dropped_and_the_door_is_passed_again(call:
     calls = stage.world.calls
     failed = next(i for i, name in enumerate(calls) if name.startswith(call))
     assert calls[failed + 1 : failed + 5] == [*DROP, "pause 10", "look"]
-    assert calls[failed + 4 :] == [*DOOR, "step", "stop 10", "finish", *DROP]
+    assert calls[failed + 4 :] == [*DOOR, "step", *STOP, *DROP]
     assert ("failed", "lost") in stage.heard.heard
 
 
@@ -310,7 +314,8 @@ def test_patience_ends_with_progress() -> None:
 def test_continuity_is_watched_while_streaming() -> None:
     stage = Stage(steps=round(WATCH_INTERVAL_S * 10) * 2 + 2)
     stage.run()
-    assert stage.world.calls.count("watch") == 1 + 2
+    assert stage.world.calls.count("watch") == 1 + 2 + 1
+    assert stage.world.calls.count("proved 0/50") == 2 + 1
     assert stage.world.calls.count("refresh") == 2
     assert ("ignored", "truncate", 2) in stage.heard.heard
     assert ("server", SERVER, POSITION) in stage.heard.heard
@@ -321,6 +326,20 @@ def test_what_the_watch_finds_ends_the_process() -> None:
     stage.log.seen = [SERVER, SERVER, SERVER, server(publication=None)]
     with pytest.raises(ContinuityError, match="the publication is missing"):
         stage.run()
+
+
+def test_a_clean_stop_looks_once_more_and_says_what_it_found() -> None:
+    stage = Stage()
+    stage.log.seen = [SERVER, SERVER, SERVER, server(publication=None)]
+    with pytest.raises(ContinuityError, match="the publication is missing"):
+        stage.run()
+    assert stage.world.calls[-4:] == ["stop 10", "watch", *DROP]
+
+
+def test_a_server_that_is_away_does_not_hold_up_a_clean_stop() -> None:
+    stage = Stage().run(watch=[None, Retriable("gone")])
+    assert stage.world.calls[-5:] == ["stop 10", "watch", "finish", *DROP]
+    assert stage.heard.states[-1] == "stopped"
 
 
 def test_a_slot_that_is_not_ours_any_more_proves_nothing_by_where_it_stands() -> None:

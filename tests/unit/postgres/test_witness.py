@@ -102,7 +102,7 @@ def test_two_logs_that_fork_are_told_apart_whenever_something_would_be_lost(step
     begin = common[-1][0].end_lsn if common else 0
     theirs = common + log_of(data.draw(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12), "their steps"), begin, 2)
     position = ours[-1][0].end_lsn
-    witness = next((each for each, events in reversed(ours) if events), "none")
+    witness: Witness | Literal["none"] = next((each for each, events in reversed(ours) if events), "none")
     slot = data.draw(st.sampled_from([Lsn(0), *[each.end_lsn for each, _ in common]]), "slot")  # part of the copy
     made = SkippedPart(witness, slot, position)
     skipped = [each for each, events in theirs if events and slot < each.end_lsn <= position]
