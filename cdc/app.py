@@ -16,7 +16,7 @@ from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.router import Router
 from cdc.outbox.table import check_columns
 from cdc.pipeline.parking import Policy
-from cdc.pipeline.ports import Waiting
+from cdc.pipeline.ports import Observer, Waiting
 from cdc.pipeline.relay import Relay
 from cdc.pipeline.supervisor import Identity, Supervisor
 from cdc.position import Position
@@ -114,6 +114,16 @@ def publisher(settings: Settings) -> KafkaPublisher:
     )
 
 
+def redrive_publisher(settings: Settings) -> KafkaPublisher:
+    """Return the producer of `cdc dead-letters redrive`: its identity is its own, so it never fences the pipeline."""
+    return KafkaPublisher(
+        name=f"{settings.name}-redrive",
+        kafka=settings.kafka,
+        position_topic=settings.topics.position,
+        create=create(settings),
+    )
+
+
 def subscriber(settings: Settings) -> Subscriber:
     """Return a reader of committed records."""
     return Subscriber(name=settings.name, kafka=settings.kafka)
@@ -124,11 +134,15 @@ def observer(settings: Settings) -> PipelineObserver:
     return PipelineObserver(settings.name)
 
 
-def supervisor(settings: Settings, registry: CurrentRegistry, watch: PipelineObserver, stop: threading.Event) -> Supervisor:
-    """Return the pipeline, ready to run until `stop` is set."""
+def supervisor(
+    settings: Settings, registry: CurrentRegistry, watch: Observer, stop: threading.Event, *, park: frozenset[str] | None = None
+) -> Supervisor:
+    """Return the pipeline, ready to run until `stop` is set; with `park` these rows alone become dead letters."""
     live = catalog(settings)
     log, kafka, how, outbox = source(settings, live), publisher(settings), mapping(settings), table(settings)
-    policy = Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None)
+    parks = park is not None or settings.outbox.on_invalid == "dead-letter"
+    policy = Policy(settings.name, settings.topics.dead_letter if parks else None, park)
+    needed = dict.fromkeys([*static_topics(settings), *([settings.topics.dead_letter] if parks else [])])
 
     def relay(position: Position, waiting: Waiting) -> Relay:
         router = Router(how, registry.encoder, position.generation)
@@ -146,7 +160,7 @@ def supervisor(settings: Settings, registry: CurrentRegistry, watch: PipelineObs
         )
 
     return Supervisor(
-        identity=Identity(settings.name, settings.postgres.slot, tuple(static_topics(settings))),
+        identity=Identity(settings.name, settings.postgres.slot, tuple(needed)),
         source=log,
         publisher=kafka,
         precheck=lambda: check_columns(outbox, live.columns(outbox.schema, outbox.name), how),

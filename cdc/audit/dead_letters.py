@@ -9,6 +9,7 @@ Payloads are read only when they are asked for, and not kept while the topic is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.router import fill
 
 Progress = Callable[[float], object]
+
+_PATH = re.compile(r"\$[.\[][^\s:;,]*")
 
 STEP = 1_000
 """Records between two reports of progress."""
@@ -44,9 +47,9 @@ class Letter(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The JSON path that the reason names first, if it names one."""
-        start = self.message.find("$")
-        return "" if start < 0 else self.message[start:].split(maxsplit=1)[0].rstrip(":;,.")
+        """The first place in the payload that the reason names, as a JSON path; empty when it names none."""
+        found = _PATH.search(self.message)
+        return found[0].rstrip(".") if found else "$" * ("$" in self.message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,15 @@ Rules.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from psycopg import sql
+
 from cdc.audit.dead_letters import STEP, Choice, DeadLetters, Letter, Progress
+from cdc.audit.table_rows import looking, table_rows
 from cdc.avro.encoder import Encoder
 from cdc.errors import AuditFailed, ConfigurationError, InvalidEvent
 from cdc.event import Record, record_size
@@ -28,9 +32,12 @@ from cdc.kafka.client import nobody_waits
 from cdc.kafka.limits import fits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Seen
-from cdc.outbox.dead_letter import REDRIVEN, original
+from cdc.outbox.dead_letter import REDRIVEN, original, transaction
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.router import Router
+from cdc.position import Lsn
+from cdc.postgres.catalog import LiveCatalog
+from cdc.postgres.slot import Table
 from cdc.postgres.transaction import Row
 
 MOST_BYTES = 256_000_000
@@ -170,3 +177,25 @@ class Redrive:
 
 def _late(one: _Ready, newest: dict[tuple[str, bytes | None], str]) -> bool:
     return one.event.key is not None and newest[one.event.topic, one.event.key] > one.letter.sequence
+
+
+@contextmanager
+def from_table(dsn: str, application_name: str, table: Table, mapping: OutboxMapping) -> Iterator[RowOf]:
+    """Give rows as the table has them now, in one snapshot, at the place that their dead letters name."""
+    catalog = LiveCatalog(dsn, application_name)
+    try:
+        rows = table_rows(catalog, table, mapping)
+    finally:
+        catalog.close()
+    with looking(dsn, application_name) as view:
+
+        def row_of(letter: Letter, seen: Seen) -> Row:
+            where = sql.SQL("{}::text = {}").format(rows.column("id"), sql.Literal(letter.id))
+            found = [each.row for each in rows.read(view, Lsn(0), where)]
+            if len(found) != 1:
+                raise InvalidEvent("mapping", f"the table has {len(found) or 'no'} row{'s' if len(found) > 1 else ''} with this id")
+            _, relation, _, values = found[0]
+            begin, ordinal = transaction(dict(seen.headers))
+            return begin, relation, ordinal, values
+
+        yield row_of

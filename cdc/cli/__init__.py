@@ -103,6 +103,12 @@ COMMANDS = {
         "Show decoded events as they are committed; personal fields are masked.",
         ("cdc tail", "cdc tail outbox.event.order --from-beginning --json"),
     ),
+    "dead-letters": Command(
+        "cdc.cli.dead_letters",
+        "app",
+        "Parked events: list, show, redrive, and park a row that stops the pipeline.",
+        ("cdc dead-letters list", "cdc dead-letters redrive --reason schema"),
+    ),
     "schemas": Command(
         "cdc.cli.schemas",
         "app",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cdc.errors import KafkaRefused, PostgresRefused, Retriable
+from cdc.errors import CdcError, KafkaRefused, PostgresRefused, Retriable
 
 Answer = TypeVar("Answer")
 
@@ -21,8 +21,13 @@ def within(timeout_s: float, attempt: Callable[[], Answer]) -> Answer:
             return attempt()
         except Retriable as error:
             if time.monotonic() >= deadline:
-                what = f"gave up after {timeout_s:.0f} s: {error.what}"
-                if "PostgreSQL" in error.what or "replication" in error.what:
-                    raise PostgresRefused(what, error.fix or "start the server, or correct postgres.dsn") from error
-                raise KafkaRefused(what, error.fix or 'start the broker, or correct kafka."bootstrap.servers"') from error
+                raise given_up(timeout_s, error.what, error.fix) from error
         time.sleep(PAUSE_S)
+
+
+def given_up(timeout_s: float, what: str, fix: str = "") -> CdcError:
+    """Return the refusal in the name of who did not answer."""
+    what = f"gave up after {timeout_s:.0f} s: {what}"
+    if "PostgreSQL" in what or "replication" in what:
+        return PostgresRefused(what, fix or "start the server, or correct postgres.dsn")
+    return KafkaRefused(what, fix or 'start the broker, or correct kafka."bootstrap.servers"')

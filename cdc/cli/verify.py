@@ -92,11 +92,11 @@ def conclude(verdict: Verdict) -> None:
         raise AuditFailed(msg, "look at these events on both ends: `cdc verify` without --json names some of them")
 
 
-def milliseconds(text: str) -> int:
+def milliseconds(text: str, option: str = "--since") -> int:
     """Read an ISO 8601 time, in UTC unless it says otherwise."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        msg = f"--since {text!r} is not a time"
+        msg = f"{option} {text!r} is not a time"
         raise ConfigurationError(msg, "write it as 2026-01-31T12:00:00Z") from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,0 +1,221 @@
+"""`cdc dead-letters` on real servers: what is shown, what is published after all, and how to get past one row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import Pipelines
+from tests.pipeline import SCHEMA, Answer, Event, Pipeline, decode, write_schemas
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.servers
+
+CANARY = "canary-5f1d"
+LATER = {**SCHEMA, "name": "Later"}
+
+
+@pytest.fixture
+def pipeline(pipelines: Pipelines, database: str, kafka: str) -> Iterator[Pipeline]:
+    with pipelines(database, kafka) as made:
+        yield made
+
+
+def insert(pipeline: Pipeline, kind: str, payload: str | None, key: str = "k") -> str:
+    [(event_id,)] = pipeline.execute(
+        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, headers) VALUES ('thing', %s, %s, %s, '{\"tenant\": \"a\"}')"
+        " RETURNING id::text",
+        (key, kind, payload),
+    )
+    return str(event_id)
+
+
+def dead(pipeline: Pipeline, *arguments: str, code: int = 0) -> dict[str, Any]:
+    answer = pipeline.here("dead-letters", *arguments, "--json")
+    assert answer.code == code, answer
+    assert CANARY not in answer.err
+    document: dict[str, Any] = json.loads(answer.out.splitlines()[-1]) if answer.out else {}
+    return document
+
+
+def refused(pipeline: Pipeline, *arguments: str, code: int) -> Answer:
+    answer = pipeline.here("dead-letters", *arguments)
+    assert answer.code == code, answer
+    assert CANARY not in answer.out + answer.err
+    assert "Fix: " in answer.line
+    return answer
+
+
+def open_ids(pipeline: Pipeline, *arguments: str) -> list[str]:
+    return [letter["id"] for letter in dead(pipeline, "list", *arguments)["dead_letters"]]
+
+
+def add_schema(pipeline: Pipeline, schema: dict[str, Any]) -> None:
+    (pipeline.folder / "schemas" / schema["name"]).mkdir()
+    (pipeline.folder / "schemas" / schema["name"] / "1.avsc").write_text(json.dumps(schema))
+    assert pipeline.here("schemas", "add", "--all").code == 0
+
+
+def by_id(events: list[Event]) -> dict[str, Event]:
+    return {event.headers["ce_id"].decode(): event for event in events}
+
+
+def verified(pipeline: Pipeline) -> dict[str, int]:
+    answer = pipeline.here("verify", "--json")
+    assert answer.code == 0, answer
+    return {name: count for name, count in json.loads(answer.out.splitlines()[-1]).items() if count}
+
+
+def test_what_was_parked_is_listed_and_shown_without_its_payload(pipeline: Pipeline) -> None:
+    write_schemas(pipeline.folder / "schemas")
+    (pipeline.folder / "schemas" / "registry.toml").write_text('[subjects.Thing]\npersonal = ["text"]\n')
+    pipeline.init()
+    pipeline.started()
+    wrong = insert(pipeline, "Thing", f'{{"n": "seven", "text": "{CANARY}", "txet": "{CANARY}"}}', key=f"key {CANARY}")
+    unknown = insert(pipeline, "Unknown", f'{{"n": 1, "text": "{CANARY}"}}')
+    pipeline.wait_confirmed()
+    listed = dead(pipeline, "list")
+    assert (listed["open"], [letter["id"] for letter in listed["dead_letters"]]) == (2, [wrong, unknown])
+    first = listed["dead_letters"][0]
+    assert {name: first[name] for name in ("reason", "type", "topic", "path", "open")} == {
+        "reason": "schema", "type": "Thing", "topic": pipeline.topic, "path": "$.n", "open": True,
+    }  # fmt: skip
+    assert open_ids(pipeline, "--reason", "route") == []
+    assert open_ids(pipeline, "--topic", pipeline.topic, wrong) == [wrong]
+    assert open_ids(pipeline, "--until", first["committed"]) == []
+    assert open_ids(pipeline, "--since", first["committed"]) == [wrong, unknown]
+    people = pipeline.here("dead-letters", "list")
+    assert (people.code, CANARY in people.out) == (0, False)
+    assert wrong in people.out
+
+    [shown] = dead(pipeline, "show", wrong)["dead_letters"]
+    assert not {"payload", "row", "key"} & set(shown)
+    assert CANARY not in json.dumps(shown)
+    assert shown["headers"]["cdc.reason"] == "schema"
+    [shown] = dead(pipeline, "show", wrong, "--payload")["dead_letters"]
+    assert json.loads(shown["payload"]) == {"n": "seven", "text": "***", "txet": "***"}
+    assert json.loads(shown["row"])["headers"] == '{"tenant": "a"}'
+    [shown] = dead(pipeline, "show", unknown, "--payload")["dead_letters"]
+    assert shown["payload"] == "***", "nobody can say what is personal in it"
+    [shown] = dead(pipeline, "show", wrong, "--payload", "--unmasked")["dead_letters"]
+    assert json.loads(shown["payload"])["text"] == CANARY
+    assert CANARY not in pipeline.here("dead-letters", "show", unknown).out
+    refused(pipeline, "show", "no-such-id", code=8)
+    refused(pipeline, "show", wrong, "--unmasked", code=2)
+    refused(pipeline, "list", "--until", "yesterday", code=2)
+
+
+def test_a_mended_schema_lets_the_row_be_published_as_it_was(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.started()
+    late = insert(pipeline, "Later", f'{{"n": 1, "text": "{CANARY}"}}', key="a")
+    alone = insert(pipeline, "Later", '{"n": 2}', key="b")
+    wrong = insert(pipeline, "Thing", f'{{"n": "{CANARY}"}}')
+    newer = insert(pipeline, "Thing", '{"n": 3}', key="a")
+    pipeline.wait_confirmed()
+    before = pipeline.events(pipeline.dead_letter_topic)
+
+    add_schema(pipeline, LATER)
+    answer = refused(pipeline, "redrive", "--reason", "schema", code=8)
+    assert f"1 of 3 still cannot become an event, nothing was published: {wrong} (schema)" in answer.line
+    refused(pipeline, "redrive", code=2)
+    refused(pipeline, "redrive", "no-such-id", code=8)
+    assert pipeline.events(pipeline.dead_letter_topic) == before
+    assert list(by_id(pipeline.events())) == [newer]
+
+    done = dead(pipeline, "redrive", late, alone)
+    assert (done["redriven"], done["ids"], done["late"], done["topics"]) == (2, [late, alone], [late], {pipeline.topic: 2})
+    events = by_id(pipeline.events())
+    letters = {event.headers["cdc.id"].decode(): event for event in before}
+    for event_id, key in ((late, b"a"), (alone, b"b")):
+        event = events[event_id]
+        assert event.key == key
+        assert event.headers["ce_replay"] == b"redrive:" + event_id.encode()
+        assert event.headers["ce_sequence"] == letters[event_id].headers["cdc.sequence"]
+        assert event.headers["ce_dataschema"] == b"Later/1"
+        assert event.headers["tenant"] == b"a"
+        [(occurred,)] = pipeline.execute("SELECT to_char(occurred_at AT TIME ZONE 'UTC', 'US') FROM outbox WHERE id = %s", (event_id,))
+        assert event.headers["ce_time"].decode().removesuffix("Z").partition(".")[2].ljust(6, "0") == occurred
+        assert event.timestamp_ms > letters[event_id].timestamp_ms
+    assert decode(events[late].value, LATER) == {"n": 1, "text": CANARY}
+    assert open_ids(pipeline) == [wrong]
+    assert open_ids(pipeline, "--all") == [late, alone, wrong]
+    assert f"redriven before: {late}; nothing was published" in refused(pipeline, "redrive", late, wrong, code=8).line
+    assert dead(pipeline, "redrive", "--topic", "no.such")["redriven"] == 0
+    assert verified(pipeline) == {"rows": 4, "events": 1, "dead_letters": 3, "replayed": 2}
+
+    pipeline.insert(9)
+    wait_for(lambda: pipeline.status()["totals"]["events"] == 2)
+    assert pipeline.status()["totals"]["failures"] == 0, "the pipeline was not fenced"
+
+
+def test_a_row_that_was_mended_in_the_table_is_taken_from_there(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.started()
+    wrong = insert(pipeline, "Thing", '{"n": "seven"}')
+    gone = insert(pipeline, "Thing", '{"n": "eight"}')
+    pipeline.wait_confirmed()
+    pipeline.execute("UPDATE outbox SET payload = '{\"n\": 7}' WHERE id = %s", (wrong,))
+    pipeline.execute("DELETE FROM outbox WHERE id = %s", (gone,))
+    assert "still cannot" in refused(pipeline, "redrive", wrong, code=8).line
+    assert "has no row with this id" in refused(pipeline, "redrive", wrong, gone, "--from-table", code=8).line
+    assert dead(pipeline, "redrive", wrong, "--from-table")["redriven"] == 1
+    [event] = pipeline.events()
+    assert (event.n, event.headers["ce_replay"]) == (7, b"redrive:" + wrong.encode())
+    assert open_ids(pipeline) == [gone]
+
+
+def test_one_row_that_stops_the_pipeline_is_got_past(pipeline: Pipeline) -> None:
+    pipeline.set(outbox__on_invalid="stop").init()
+    pipeline.started()
+    pipeline.insert(1)
+    with pipeline.connection.transaction():
+        pipeline.insert(2)
+        one = insert(pipeline, "Unknown", f'{{"text": "{CANARY}"}}')
+        two = insert(pipeline, "Thing", f'{{"n": "{CANARY}"}}')
+    pipeline.insert(3)
+    three = insert(pipeline, "Thing", '{"n": null}')
+    pipeline.insert(4)
+    stopped = pipeline.wait_exit()
+    assert (stopped.code, f"cdc dead-letters park {one}" in stopped.line) == (7, True)
+    assert pipeline.numbers() == [1]
+
+    assert f"invalid event {one}" in refused(pipeline, "park", three, code=7).line
+    assert f"invalid event {two}" in refused(pipeline, "park", one, code=7).line
+    assert pipeline.numbers() == [1]
+    assert pipeline.events(pipeline.dead_letter_topic) == []
+    parked = dead(pipeline, "park", one, two)
+    assert ([row["id"] for row in parked["parked"]], parked["missing"]) == ([one, two], [])
+    assert parked["next"] is None or f"invalid event {three}" in parked["next"]
+    assert pipeline.numbers()[:2] == [1, 2]
+    assert open_ids(pipeline) == [one, two]
+
+    stopped = pipeline.start() and pipeline.wait_exit()
+    assert (stopped.code, f"invalid event {three}" in stopped.line) == (7, True)
+    place = stopped.line.split(" at ")[1].split()[0]
+    assert [row["id"] for row in dead(pipeline, "park", place)["parked"]] == [three]
+    pipeline.started()
+    pipeline.wait_numbers([1, 2, 3, 4])
+    assert open_ids(pipeline) == [one, two, three]
+    assert verified(pipeline) == {"rows": 7, "events": 4, "dead_letters": 3}
+
+
+def test_nothing_is_parked_that_does_not_stop_the_pipeline(pipeline: Pipeline) -> None:
+    pipeline.init()
+    assert "outbox.on_invalid" in refused(pipeline, "park", "any", code=2).line
+    pipeline.set(outbox__on_invalid="stop").insert(1)
+    answer = refused(pipeline, "park", "any", code=8)
+    assert "no invalid row any came" in answer.line
+    pipeline.wait_numbers([1])
+    pipeline.started()
+    answer = refused(pipeline, "park", "any", "--timeout", "2", code=3)
+    assert "is active for backend pid" in answer.line
+    assert pipeline.status()["totals"]["failures"] == 0
+
+
+def test_without_a_topic_of_dead_letters_it_says_so(pipeline: Pipeline) -> None:
+    pipeline.set(topics__dead_letter="no.such.topic")
+    assert "no.such.topic" in refused(pipeline, "list", code=5).line
