@@ -97,6 +97,13 @@ COMMANDS = {
         "Compare the outbox rows with the committed records.",
         ("cdc verify --json", "cdc verify --since 2026-01-01T00:00:00Z"),
     ),
+    "recover": Command(
+        "cdc.cli.recover",
+        "recover",
+        "After a lost slot: a new one, and the rows that Kafka lacks; after a fork of the log: back to it.",
+        ("cdc recover", "cdc recover --adopt --since 2026-01-31T00:00:00Z --yes"),
+        "Repair",
+    ),
     "tail": Command(
         "cdc.cli.tail",
         "tail",

@@ -27,6 +27,9 @@ Json = Annotated[bool, typer.Option("--json", help="End with one line that is on
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up on PostgreSQL or Kafka after so long.")]
 """`timeout_s: Timeout = TIMEOUT_S`."""
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nobody is asked anyway.")]
+"""`yes: Yes = False`."""
+
 TIMEOUT_S = 30.0
 """Seconds that a command for people waits for a server: a restart of one fits into it, and nobody waits longer."""
 

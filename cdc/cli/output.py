@@ -86,6 +86,14 @@ def _unseen(done: float = 1) -> None:
     """Take progress that nobody sees."""
 
 
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal whether to go on, and leave if not; a script that called us has decided already."""
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        import typer  # noqa: PLC0415 - only when somebody is there
+
+        typer.confirm(question, abort=True, err=True)
+
+
 def error_line(error: CdcError) -> str:
     """One line that says what was wrong, where, and how to fix it; masked once more, in case a library's words came in."""
     return "cdc: " + mask(" ".join(str(error).split()))

@@ -1,0 +1,250 @@
+"""`cdc recover` on real servers: exactly what Kafka lacks is published, whatever broke, and nothing is changed on refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from cdc.devstack.postgres import PostgresServer
+from cdc.outbox.mapping import OutboxMapping
+from cdc.outbox.table import create_sql
+from cdc.postgres.slot import Table
+from tests.conftest import Pipelines
+from tests.pipeline import Pipeline, sizes
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.servers
+
+
+def recovered(pipeline: Pipeline, *arguments: str) -> dict[str, Any]:
+    answer = pipeline.here("recover", "--json", *arguments)
+    assert answer.code == 0, answer.err
+    document: dict[str, Any] = json.loads(answer.out.splitlines()[-1])
+    return document
+
+
+def verified(pipeline: Pipeline) -> dict[str, int]:
+    answer = pipeline.here("verify", "--json")
+    assert answer.code == 0, answer
+    document: dict[str, int] = json.loads(answer.out.splitlines()[-1])
+    return {kind: count for kind, count in document.items() if count}
+
+
+def drop_slot(pipeline: Pipeline) -> None:
+    pipeline.execute(f"SELECT pg_drop_replication_slot('{pipeline.slot_name}')")
+
+
+def state(pipeline: Pipeline) -> tuple[Any, ...]:
+    """All that a refusal must leave as it was; the position topic's last offset tells of every Kafka transaction of the pipeline."""
+    slots = pipeline.execute("SELECT slot_name, confirmed_flush_lsn, restart_lsn FROM pg_replication_slots ORDER BY 1")
+    publications = pipeline.execute("SELECT oid, xmin FROM pg_publication ORDER BY 1")
+    return slots, publications, [event[2:] for event in pipeline.events(pipeline.position_topic)]
+
+
+@pytest.fixture
+def stingy_postgres(spare_postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """A PostgreSQL that gives up a slot that keeps more than 16 MB of log."""
+    spare_postgres.settings["max_slot_wal_keep_size"] = "16MB"
+    spare_postgres.restart()
+    yield spare_postgres
+    del spare_postgres.settings["max_slot_wal_keep_size"]
+    spare_postgres.restart()
+
+
+@sizes((7_000, 3_000), (70_000, 30_000))
+def test_a_slot_that_was_lost_on_purpose(
+    pipelines: Pipelines, stingy_postgres: PostgresServer, spare_database: str, kafka: str, size: tuple[int, int]
+) -> None:
+    published, lost = size
+    pipeline = pipelines(spare_database, kafka)
+    pipeline.set(topics__create__partitions=3).init()
+    pipeline.started()
+    for first in range(0, published, 1_000):
+        pipeline.insert(first, first + 999, key=f"k{first // 1_000 % 7}")
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    end = pipeline.position()
+    for first in range(published, published + lost, 500):
+        pipeline.insert(first, first + 499, key=f"k{first // 500 % 7}")
+    pipeline.noise(60)
+    wait_for(
+        lambda: pipeline.execute("CHECKPOINT") or pipeline.execute("SELECT wal_status FROM pg_replication_slots") == [("lost",)],
+        60,
+        "the slot is lost",
+    )
+    pipeline.start()
+    ended = pipeline.wait_exit()
+    assert ended.code == 4
+    assert "`cdc recover`" in ended.line
+    document = recovered(pipeline)
+    assert document["published"] == lost
+    assert document["known"] == published
+    assert document["rows"] == published + lost
+    assert document["gap"]["begin"] == str(end)
+    assert document["generation"] == 1
+    position = json.loads(pipeline.events(pipeline.position_topic)[-1].value or b"")
+    assert position["gap"]["rows"] == lost
+    pipeline.started()
+    pipeline.insert(published + lost, published + lost + 9)
+    pipeline.wait_confirmed()
+    assert verified(pipeline) == {"rows": published + lost + 10, "events": published + lost + 10}
+    events = pipeline.events()
+    assert sorted(event.n for event in events) == list(range(published + lost + 10))
+    for key in {event.key for event in events}:
+        numbers = [event.n for event in events if event.key == key]
+        assert numbers == sorted(numbers), "each key is in order, over the gap too"
+    assert len({event.headers["ce_id"] for event in events}) == len(events)
+
+
+def test_a_slot_that_was_dropped_while_the_pipeline_waits_on_hold(pipeline: Pipeline) -> None:
+    """Field case 135."""
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 5)
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    pipeline.insert(6)
+    drop_slot(pipeline)
+    pipeline.execute(f"SELECT pg_create_logical_replication_slot('{pipeline.slot_name}', 'pgoutput')")
+    pipeline.insert(7)
+    pipeline.start()
+    ended = pipeline.wait_exit()
+    assert ended.code == 4
+    assert "is ahead" in ended.line
+    dry = recovered(pipeline, "--dry-run")
+    assert (dry["remedy"], dry["published"], dry["known"]) == ("rebuild", 2, 5)
+    assert pipeline.numbers() == [1, 2, 3, 4, 5]
+    assert recovered(pipeline)["published"] == 2
+    pipeline.started()
+    pipeline.insert(8)
+    pipeline.wait_numbers(range(1, 9))
+    assert verified(pipeline) == {"rows": 8, "events": 8}
+    assert pipeline.status()["position"]["generation"] == 1
+
+
+def test_nothing_to_recover_and_a_rebuild_that_was_asked_for(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 5)
+    pipeline.wait_confirmed()
+    before = state(pipeline)
+    answer = pipeline.here("recover", "--json")
+    assert (answer.code, json.loads(answer.out)) == (0, {"remedy": None})
+    assert "nothing to recover" in answer.err
+    assert state(pipeline) == before
+    document = recovered(pipeline, "--rebuild")
+    assert (document["published"], document["known"], document["generation"]) == (0, 5, 1)
+    pipeline.insert(6, 9)
+    pipeline.wait_numbers(range(1, 10))
+    assert pipeline.process.poll() is None, "the running pipeline went on by itself"
+    assert verified(pipeline) == {"rows": 9, "events": 9}
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        "DROP PUBLICATION {publication}",
+        "DROP PUBLICATION {publication}; CREATE PUBLICATION {publication} FOR TABLE outbox WITH (publish = 'insert')",
+    ],
+)
+def test_a_publication_that_was_gone_for_a_while(pipeline: Pipeline, sabotage: str) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 3)
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    pipeline.insert(4, 6)
+    for statement in sabotage.format(publication=pipeline.slot_name).split("; "):
+        pipeline.execute(statement)
+    pipeline.insert(7, 9)
+    pipeline.start()
+    assert pipeline.wait_exit().code == 4
+    assert recovered(pipeline)["published"] == 6
+    pipeline.started()
+    pipeline.insert(10)
+    pipeline.wait_numbers(range(1, 11))
+    assert verified(pipeline) == {"rows": 10, "events": 10}
+
+
+def test_dead_letters_rows_that_init_skipped_and_rows_by_policy(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.insert(1, 3)
+    drop_slot(pipeline)
+    with Pipeline(pipeline.folder, pipeline.name + "b", pipeline.dsn, pipeline.bootstrap) as other:
+        other.init("--existing", "skip")
+        other.insert(4, 5)
+        bad = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('thing', 'k', 'Thing', '{\"n\": \"x\"}')"
+        other.execute(bad)
+        drop_slot(other)
+        other.set(outbox__on_invalid="stop")
+        before = state(other)
+        refused = other.here("recover")
+        assert refused.code == 7
+        assert "nothing was changed" in refused.line
+        assert state(other) == before
+        other.set(outbox__on_invalid="dead-letter")
+        document = recovered(other)
+        assert (document["published"], document["dead_letters"], document["skipped"]) == (2, 1, 3)
+        other.started()
+        other.insert(6)
+        other.wait_numbers([4, 5, 6])
+        assert verified(other) == {"rows": 7, "events": 3, "dead_letters": 1, "skipped": 3}
+
+
+def test_rows_of_which_nobody_can_tell_are_refused_until_somebody_says_from_when(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 10)
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    pipeline.execute("UPDATE outbox SET occurred_at = now() - interval '2 days' WHERE (payload ->> 'n')::int <= 8")
+    admin = AdminClient({"bootstrap.servers": pipeline.bootstrap, "log_level": 0})
+    [deleted] = admin.delete_records([TopicPartition(pipeline.topic, 0, pipeline.events()[7].offset)]).values()
+    deleted.result(30)
+    drop_slot(pipeline)
+    pipeline.insert(11, 13)
+    before = state(pipeline)
+    refused = pipeline.here("recover")
+    assert refused.code == 4
+    assert "10 rows have no record, and nobody can tell" in refused.line
+    assert f"{pipeline.topic} back to" in refused.line
+    assert state(pipeline) == before
+    [(since,)] = pipeline.execute("SELECT to_char(now() - interval '1 hour', 'YYYY-MM-DD\"T\"HH24:MI:SSOF')")
+    document = recovered(pipeline, "--since", since)
+    assert (document["published"], document["left_out"], document["known"]) == (3, 7, 3)
+    pipeline.started()
+    pipeline.insert(14)
+    wait_for(lambda: verified(pipeline).get("events") == 7, 30, "8 to 14")
+    assert verified(pipeline).get("missing") is None
+
+
+def test_another_server_is_adopted_only_when_somebody_says_so(
+    pipeline: Pipeline, spare_postgres: PostgresServer, spare_database: str
+) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 5)
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    rows = pipeline.execute("SELECT id, aggregatetype, aggregateid, type, payload::text FROM outbox ORDER BY payload ->> 'n'")
+    with Pipeline(pipeline.folder, pipeline.name, spare_database, pipeline.bootstrap) as moved:
+        moved.execute(create_sql(Table("public", "outbox"), OutboxMapping()))
+        for row in rows:
+            moved.execute("INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, %s, %s, %s, %s::jsonb)", row)
+        moved.insert(6, 8)
+        before = state(moved)
+        refused = moved.here("recover")
+        assert refused.code == 4
+        assert "`cdc recover --adopt`" in refused.line
+        assert state(moved) == before
+        document = recovered(moved, "--adopt")
+        assert (document["published"], document["known"]) == (3, 5)
+        moved.started()
+        moved.insert(9)
+        moved.wait_numbers(range(1, 10))
+        assert verified(moved) == {"rows": 9, "events": 9}
