@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not listed in its stub
 
 from benchmarks.rig import PAYLOAD, Rig, pipeline
 from tests.waiting import wait_for
@@ -20,25 +21,29 @@ RATE = 1_000
 WARM_UP_S = 3
 """Not counted: connections are made, caches filled."""
 
-TOPIC = "outbox.event.order"
-FLOOR_TOPIC = "bench.floor"
 
-
-def ours(rig: Rig, seconds: float) -> dict[str, float]:
-    """Return the latency of rows that a writer process inserts while `cdc run` streams."""
+def ours(rig: Rig, seconds: float, partitions: int = 1) -> dict[str, float]:
+    """Return the latency of rows that a writer process inserts while `cdc run` streams into a topic of so many partitions."""
     child = pipeline(rig)
     try:
-        return _measure(rig, TOPIC, "rows", seconds)
+        return _measure(rig, "rows", _topic(rig, f"outbox.event.latency{partitions}", partitions), seconds)
     finally:
         child.stop()
 
 
-def floor(rig: Rig, seconds: float) -> dict[str, float]:
+def floor(rig: Rig, seconds: float, partitions: int = 1) -> dict[str, float]:
     """Return the latency of records that a producer commits as fast as it can, one Kafka transaction after another."""
-    return _measure(rig, FLOOR_TOPIC, "records", seconds)
+    return _measure(rig, "records", _topic(rig, f"bench.floor{partitions}", partitions), seconds)
 
 
-def _measure(rig: Rig, topic: str, what: str, seconds: float) -> dict[str, float]:
+def _topic(rig: Rig, topic: str, partitions: int) -> str:
+    admin = AdminClient({"bootstrap.servers": rig.stack.kafka.bootstrap_servers})
+    if topic not in admin.list_topics(timeout=10).topics:
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
+    return topic
+
+
+def _measure(rig: Rig, what: str, topic: str, seconds: float) -> dict[str, float]:
     consumer = Consumer({"bootstrap.servers": rig.stack.kafka.bootstrap_servers, "group.id": "bench", "isolation.level": "read_committed"})
     partitions = wait_for(lambda: consumer.list_topics(topic, 5).topics[topic].partitions, 20, "the topic's partitions")
     consumer.assign(
@@ -47,7 +52,9 @@ def _measure(rig: Rig, topic: str, what: str, seconds: float) -> dict[str, float
     consumer.poll(1)
     address = rig.dsn if what == "rows" else rig.stack.kafka.bootstrap_servers
     count = round(RATE * (WARM_UP_S + seconds))
-    writer = subprocess.Popen([sys.executable, "-m", "benchmarks.latency", what, address, str(count)], cwd=Path(__file__).parent.parent)
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.latency", what, address, topic, str(count)], cwd=Path(__file__).parent.parent
+    )
     latencies: list[float] = []
     deadline = time.monotonic() + 3 * (WARM_UP_S + seconds) + 30
     while len(latencies) < count and time.monotonic() < deadline:
@@ -65,15 +72,16 @@ def _measure(rig: Rig, topic: str, what: str, seconds: float) -> dict[str, float
     }
 
 
-def write_rows(dsn: str, count: int) -> None:
+def write_rows(dsn: str, topic: str, count: int) -> None:
     """Insert rows at RATE; the key is the time of the insert in nanoseconds."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        statement = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', %s, 'OrderPlaced', %s)"
+        kind = topic.rpartition(".")[2]
+        statement = f"INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('{kind}', %s, 'OrderPlaced', %s)"
         [payload] = connection.execute(f"SELECT ({PAYLOAD})::text FROM (SELECT 1 AS i) one".encode()).fetchone() or ("",)
         _paced(count, lambda key: connection.execute(statement.encode(), (key, payload)))
 
 
-def write_records(bootstrap_servers: str, count: int) -> None:
+def write_records(bootstrap_servers: str, topic: str, count: int) -> None:
     """Commit records at RATE: what has gathered while a commit was under way goes into the next one."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": "bench-floor", "linger.ms": 0})
     producer.init_transactions(30)
@@ -83,7 +91,7 @@ def write_records(bootstrap_servers: str, count: int) -> None:
         if due > sent:
             producer.begin_transaction()
             while sent < due:
-                producer.produce(FLOOR_TOPIC, key=str(time.time_ns()), value=b"x" * 300)
+                producer.produce(topic, key=str(time.time_ns()), value=b"x" * 300)
                 sent += 1
             producer.commit_transaction(30)
         else:
@@ -100,4 +108,4 @@ def _paced(count: int, send: Callable[[str], object]) -> None:
 
 
 if __name__ == "__main__":
-    {"rows": write_rows, "records": write_records}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    {"rows": write_rows, "records": write_records}[sys.argv[1]](sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -71,7 +71,8 @@ class Router:
         self._convert: Convert = _nothing
         self._topics: dict[object, str] = {}
         self._kinds: dict[object, Kind] = {}
-        self._sequence = self._time = b""
+        self._sequence = self._time = self._second_text = b""
+        self._second = -1
         self._timestamp_ms = 0
 
     def __repr__(self) -> str:
@@ -111,7 +112,10 @@ class Router:
         """Make what all rows of a transaction share."""
         self._begin = begin
         self._sequence = b"%04x%016x" % (self._generation, begin.final_lsn)
-        self._time = time_text(begin.commit_time_us).encode()
+        second, fraction_us = divmod(begin.commit_time_us, 1_000_000)
+        if second != self._second:
+            self._second, self._second_text = second, time_text(second * 1_000_000)[: -len("000000Z")].encode()
+        self._time = b"%b%06dZ" % (self._second_text, fraction_us)
         self._timestamp_ms = begin.commit_time_us // 1000
 
     def _use(self, relation: Relation) -> None:

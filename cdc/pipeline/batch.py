@@ -41,7 +41,7 @@ class Batch:
         self.dead_letters = 0
         self.opened_at: float | None = None
         self._end: TransactionEnd | None = None
-        self._witness: Witness | None = None
+        self._rows_end: TransactionEnd | None = None
 
     def __repr__(self) -> str:
         return f"<Batch events={self.events} dead_letters={self.dead_letters} from={self.position.end_lsn}>"
@@ -49,7 +49,7 @@ class Batch:
     @property
     def whole(self) -> bool:
         """Whether it holds rows of at least one whole transaction."""
-        return self._witness is not None
+        return self._rows_end is not None
 
     def open(self, now: float) -> None:
         """Note that the first record of the Kafka transaction was produced."""
@@ -67,7 +67,7 @@ class Batch:
             return
         self._end = end
         if end.rows:
-            self._witness = Witness(end.end_lsn, end.xid, end.commit_time_us)
+            self._rows_end = end
 
     def due(self, now: float, *, quiet: bool, urgent: bool = False) -> bool:
         """Whether to commit now: `quiet` when no more rows are there, `urgent` when the server waits for the position."""
@@ -83,10 +83,11 @@ class Batch:
 
     def next(self) -> Position:
         """Return the position to commit with what was produced."""
-        end = self._end
+        end, seen = self._end, self._rows_end
         if end is None:
             return self.position
-        position = self.position.advanced(Lsn(end.end_lsn), end.commit_time_us, self._witness)
+        witness = Witness(seen.end_lsn, seen.xid, seen.commit_time_us) if seen else None
+        position = self.position.advanced(Lsn(end.end_lsn), end.commit_time_us, witness)
         if position.publication_fingerprint is not self._publication:
             position = dataclasses.replace(position, publication_fingerprint=self._publication)
         return position

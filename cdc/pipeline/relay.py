@@ -82,8 +82,8 @@ class Relay:
         self._wall = wall
         self._batch = Batch(position, clock())
         self._held: list[Record] = []
-        self._held_bytes = 0
-        self._held_dead = 0
+        self._held_bytes = self._held_dead = 0
+        self._whole = self._whole_dead = 0
         self._inside = self._large = False
         self._routes: dict[str, _Tally] = {}
         self._routes_until = clock() + ROUTES_KEPT_S
@@ -118,12 +118,15 @@ class Relay:
             self._publisher.abort(timeout_s)
 
     def _take(self, items: Sequence[Row | TransactionEnd]) -> None:
-        """Turn rows into records that are held back, and ends into places; the hot path, so what it needs is local."""
-        routes, route_of, hold, latest_ms = self._routes, self._router.route, self._held.append, self._latest_ms
+        """Turn rows into records, hand over those of whole transactions; the hot path, so what it needs is local."""
+        routes, route_of, latest_ms = self._routes, self._router.route, self._latest_ms
+        held = self._held
+        hold = held.append
         for item in items:
             if isinstance(item, TransactionEnd):
-                self._end(item)
-                hold = self._held.append
+                self._whole, self._whole_dead, self._held_bytes = len(held), self._held_dead, 0
+                self._inside = False
+                self._batch.end(item)
                 continue
             try:
                 record = route_of(item)
@@ -145,25 +148,22 @@ class Relay:
             tally.records += 1
             tally.bytes += size
             self._held_bytes += size
-            if self._held_bytes >= HELD_BYTES or len(self._held) >= HELD_ROWS:
+            if self._held_bytes >= HELD_BYTES or len(held) - self._whole >= HELD_ROWS:
                 self._outgrown()
-                hold = self._held.append
+        self._produce()
 
     def _outgrown(self) -> None:
         """A transaction is large: commit what came before it, then produce it as it is read."""
+        self._produce()
         if self._batch.whole:
             self._commit()
         self._inside = self._large = True
+        self._whole, self._whole_dead, self._held_bytes = len(self._held), self._held_dead, 0
         self._produce()
-
-    def _end(self, end: TransactionEnd) -> None:
-        if self._held:
-            self._produce()
-        self._inside = False
-        self._batch.end(end)
 
     def _invalid(self, row: Row, error: InvalidEvent) -> tuple[Record, _Tally]:
         if self._policy.may_stop and self._batch.whole:
+            self._produce()
             self._commit()
         record, event_id, place = park(
             row,
@@ -183,13 +183,19 @@ class Relay:
         return self._routes.setdefault(topic, _Tally(route))
 
     def _produce(self) -> None:
-        """Hand over what was held back."""
-        records, dead = self._held, self._held_dead
-        self._held, self._held_bytes, self._held_dead = [], 0, 0
+        """Hand over the records of whole transactions, and of a large one what has come of it."""
+        whole, dead = self._whole, self._whole_dead
+        if not whole:
+            return
+        held = self._held
+        records = held[:whole]
+        del held[:whole]
+        self._held_dead -= dead
+        self._whole = self._whole_dead = 0
         self._batch.open(self._clock())
         with self._own_clock():
             self._publisher.produce(records, self._waiting)
-        self._batch.add(len(records) - dead, dead)
+        self._batch.add(whole - dead, dead)
 
     def _commit(self) -> None:
         batch, position, began = self._batch, self._batch.next(), self._clock()

@@ -5,7 +5,8 @@ however malformed, raises anything else. Protocol version 1 without streaming an
 arrives whole: Begin, its changes, Commit. Source: PostgreSQL manual, "Logical Replication Message Formats".
 
 An outbox uses Begin, Commit, Relation, Insert and Message. The others are decoded as well, so that a publication that
-somebody else made cannot stop the pipeline; what is then ignored is counted.
+somebody else made cannot stop the pipeline; what is then ignored is counted. Begin and Commit may come with each row, so
+they are tuples.
 
 `transaction.py` reads the tuple of an Insert with code compiled for its relation; what stands here is the plain form, and
 the reference that the compiled one is tested against.
@@ -17,6 +18,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from cdc.errors import ProtocolError
 from cdc.position import POSTGRES_EPOCH_US, Lsn
@@ -34,8 +36,7 @@ Value = bytes | None | Unchanged
 """Text form of a column (bytes), SQL NULL (None), or a value that was not sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(NamedTuple):
     """Start of a transaction; `final_lsn` is the start of its commit record, `commit_time_us` microseconds since 1970."""
 
     final_lsn: Lsn
@@ -43,8 +44,7 @@ class Begin:
     xid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """End of a transaction; `commit_lsn` repeats Begin.final_lsn, `end_lsn` is the end of the commit record."""
 
     commit_lsn: Lsn

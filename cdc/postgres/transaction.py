@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cdc.errors import ProtocolError
 from cdc.position import Lsn, Witness
@@ -35,8 +35,7 @@ Row = tuple[Begin, Relation, int, tuple[bytes | None, ...]]
 """(transaction, relation, ordinal, values): the values are in the relation's column order, in text form."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnd:
+class TransactionEnd(NamedTuple):
     """The place after a transaction; one without rows is an idle advance (xid 0 when no transaction stood there)."""
 
     end_lsn: Lsn

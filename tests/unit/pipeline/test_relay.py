@@ -93,7 +93,7 @@ def test_a_transaction_is_produced_committed_and_then_confirmed() -> None:
 
 def test_several_transactions_share_a_kafka_transaction() -> None:
     stage = Stage().steps([*transaction(0x110, "a"), *transaction(0x120, "b", "c")])
-    assert stage.did == ["produce 1", "produce 2", "commit 0/120", "confirm 0/120"]
+    assert stage.did == ["produce 3", "commit 0/120", "confirm 0/120"]
 
 
 def test_the_first_part_of_a_transaction_waits_for_its_end() -> None:

@@ -155,7 +155,7 @@ def test_nothing_is_confirmed_before_the_part_was_judged() -> None:
 def test_a_transaction_behind_the_position_judges_as_well() -> None:
     made = conversation()
     items = made.receive([*transaction(70, 80), *transaction(100, 120, 9)])
-    assert [len(item) for item in items if isinstance(item, tuple)] == [4]
+    assert [len(item) for item in items if not isinstance(item, TransactionEnd)] == [4]
     assert flushed(made) == 100
     made.confirm(Lsn(120))
     assert flushed(made) == 120
