@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdc.errors import ContinuityError
 from cdc.position import Lsn, Witness
 from cdc.postgres.pgoutput import Begin, Column, Commit, Insert, PgoutputMessage, Relation
-from cdc.postgres.transaction import Transactions
+from cdc.postgres.transaction import TransactionEnd, Transactions
 from cdc.postgres.walsender import Walsender
 from cdc.postgres.witness import SkippedPart
 from tests.simulation.pgoutput_bytes import encode, keepalive, status_of, xlog_data
