@@ -13,8 +13,8 @@ from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
 from cdc.observe.observer import PipelineObserver
 from cdc.outbox.mapping import OutboxMapping, placeholders
+from cdc.outbox.publication import check_outbox
 from cdc.outbox.router import Router
-from cdc.outbox.table import check_columns
 from cdc.pipeline.parking import Policy
 from cdc.pipeline.ports import Observer, Waiting
 from cdc.pipeline.relay import Relay
@@ -163,7 +163,7 @@ def supervisor(
         identity=Identity(settings.name, settings.postgres.slot, tuple(needed)),
         source=log,
         publisher=kafka,
-        precheck=lambda: check_columns(outbox, live.columns(outbox.schema, outbox.name), how),
+        precheck=lambda: check_outbox(live, settings.postgres.publication, outbox, how),
         relay=relay,
         refresh=registry.refresh,
         observer=watch,

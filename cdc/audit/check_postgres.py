@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from cdc.audit.finding import Case, Patience, Told, failed, ok, warning
 from cdc.audit.init import OLDEST_SERVER
-from cdc.outbox.mapping import found
+from cdc.outbox.publication import RECREATE, problems
 from cdc.outbox.table import check_columns
+from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
+from cdc.postgres.server import SlotState
 
 GOOD_MINORS = {14: 18, 15: 13, 16: 9, 17: 5}
 """Major version -> the minor from which ALTER PUBLICATION beside an open transaction loses no rows of it."""
@@ -100,58 +101,35 @@ def _table(case: Case, catalog: LiveCatalog) -> Told:
 
 
 def _publication(case: Case, catalog: LiveCatalog) -> Told:
-    rows = catalog.query("SELECT to_jsonb(p) FROM pg_catalog.pg_publication p WHERE p.pubname = %s", (case.publication,))
-    if not rows:
-        yield failed(f"publication {case.publication!r} does not exist", "run `cdc init`")
+    seen = catalog.published(case.publication, case.table.schema, case.table.name)
+    if seen is None:
+        yield failed(f"publication {case.publication!r} does not exist", "run `cdc init`; if it existed before, `cdc recover`")
         return
-    publication: dict[str, Any] = rows[0][0]
-    recreate = "drop it and run `cdc init`; once positions exist, `cdc recover` replaces it without a gap"
-    named = f"publication {case.publication!r}"
-    problems = list(_members(case, catalog, publication, named, recreate))
-    if not publication["pubinsert"]:
-        problems.append(failed(f"{named} does not publish inserts", recreate))
-    if publication["pubupdate"] or publication["pubdelete"] or publication["pubtruncate"]:
-        what = f"{named} publishes more than inserts: without a replica identity UPDATE and DELETE of the outbox are refused"
-        problems.append(warning(what, f"ALTER PUBLICATION changes its fingerprint: {recreate}"))
-    yield from problems or [ok(f"{named} publishes inserts into {case.table} and nothing else")]
+    columns = catalog.columns(case.table.schema, case.table.name) or ()
+    found = list(problems(case.publication, seen, case.table, columns, case.mapping))
+    yield from (failed(each.what, RECREATE) if each.hides else warning(each.what, RECREATE) for each in found)
+    if not found:
+        yield ok(f"publication {case.publication!r} publishes inserts into {case.table} and nothing else")
 
 
-def _members(case: Case, catalog: LiveCatalog, publication: Mapping[str, Any], named: str, recreate: str) -> Told:
-    if publication["puballtables"]:
-        yield failed(f"{named} is FOR ALL TABLES: every table of the database would be decoded", recreate)
+def _partitions(case: Case, catalog: LiveCatalog) -> Told:
+    [(partitioned, stay)] = catalog.query(partitions.STATE, (partitions.NAME, case.table.schema, case.table.name)) or [(False, False)]
+    if not partitioned:
+        yield ok(f"table {case.table} is not partitioned")
         return
-    relations = catalog.query(
-        "SELECT n.nspname, c.relname, c.relkind::text FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_class c ON c.oid = r.prrelid"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.prpubid = %s::bigint::oid",
-        (publication["oid"],),
-    )
-    ours = [kind for schema, name, kind in relations if (schema, name) == (case.table.schema, case.table.name)]
-    shown = catalog.query("SELECT to_jsonb(t) FROM pg_catalog.pg_publication_tables t WHERE t.pubname = %s", (case.publication,))
-    if not ours:
-        yield failed(f"{named} does not name {case.table}", recreate)
-        return
-    others = len(relations) - len(ours)
-    if others:
-        yield warning(f"{named} names {others} other table(s), whose rows are decoded in vain", recreate)
-    if ours[0] == "p" and not publication["pubviaroot"]:
-        yield failed(
-            f"{case.table} is partitioned and {named} names its partitions instead of it", f"{recreate} (publish_via_partition_root)"
-        )
-    for (entry,) in shown:
-        if (entry["schemaname"], entry["tablename"]) != (case.table.schema, case.table.name):
-            continue
-        if entry.get("rowfilter"):
-            yield failed(f"{named} has a row filter: rows that it hides are never published", recreate)
-        if (attributes := entry.get("attnames")) is not None:
-            yield from _hidden(case, catalog, attributes, named, recreate)
+    if stay:
+        yield ok(f"rows of {case.table} stay in their partition")
+    else:
+        what = f"nothing keeps an UPDATE from moving a row of {case.table} to another partition, which publishes its event again"
+        yield warning(what, "run `cdc init`: it makes a trigger that refuses it")
+    away = [name for (name,) in catalog.query(_NOT_IN_THE_LOG, (str(case.table),))]
+    if away:
+        yield failed(f"rows of the partition {', '.join(away)} never reach the log: it is unlogged or foreign", "ALTER TABLE .. SET LOGGED")
 
 
-def _hidden(case: Case, catalog: LiveCatalog, attributes: Sequence[str], named: str, recreate: str) -> Told:
-    columns = [column.name for column in catalog.columns(case.table.schema, case.table.name) or () if not column.generated]
-    mapped = {columns[i] for i in found(case.mapping, columns).columns.values()}
-    hidden = sorted(mapped - set(attributes))
-    if hidden:
-        yield failed(f"{named} has a column list that hides {', '.join(hidden)}", recreate)
+_NOT_IN_THE_LOG = """
+SELECT c.oid::regclass::text FROM pg_catalog.pg_partition_tree(%s::regclass) t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+WHERE t.isleaf AND (c.relpersistence <> 'p' OR c.relkind <> 'r') ORDER BY 1"""
 
 
 def _slot(case: Case, catalog: LiveCatalog) -> Told:
@@ -171,8 +149,28 @@ def _slot(case: Case, catalog: LiveCatalog) -> Told:
     elif slot.wal_status == "unreserved":
         yield warning(f"slot {slot.name!r} is about to be lost: it keeps more than max_slot_wal_keep_size", "start the pipeline now")
     else:
+        yield from _failover(slot, catalog)
         user = "nobody reads it" if slot.active_pid is None else f"backend {slot.active_pid} reads it"
         yield ok(f"slot {slot.name!r} is {slot.wal_status}, confirmed up to {slot.confirmed_flush_lsn}; {user}")
+
+
+def _failover(slot: SlotState, catalog: LiveCatalog) -> Told:
+    """See whether the slot survives a promotion, and whether the promoted server has what was published."""
+    standbys = [name for (name,) in catalog.query(_PHYSICAL)]
+    if slot.failover is False:
+        fix = f"stop the pipeline; ALTER_REPLICATION_SLOT {slot.name} (FAILOVER true) on a connection with replication=database"
+        yield warning(f"slot {slot.name!r} is no failover slot: a promoted standby will not have it", fix)
+    if slot.failover and standbys:
+        named = catalog.setting("synchronized_standby_slots")
+        if not named:
+            what = f"the pipeline may publish what standbys ({', '.join(standbys)}) do not have yet: a promotion then forks the log below"
+            yield warning(f"{what} the position", f"set synchronized_standby_slots = '{', '.join(standbys)}' and reload")
+        elif waiting := catalog.query(_WAITS_FOR_STANDBY, (slot.active_pid,)):
+            yield warning(f"the pipeline waits for a standby of synchronized_standby_slots = {named!r}, {waiting[0][0]}", "see to it")
+
+
+_PHYSICAL = "SELECT slot_name FROM pg_catalog.pg_replication_slots WHERE slot_type = 'physical' ORDER BY 1"
+_WAITS_FOR_STANDBY = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s AND wait_event = 'WaitForStandbyConfirmation'"
 
 
 def _retention(_: Case, catalog: LiveCatalog) -> Told:
@@ -224,6 +222,7 @@ QUESTIONS: Mapping[str, Callable[[Case, LiveCatalog], Told]] = {
     "slots and WAL senders": _room,
     "outbox table": _table,
     "publication": _publication,
+    "partitions": _partitions,
     "slot": _slot,
     "retention": _retention,
     "synchronous_standby_names": _synchronous,

@@ -16,9 +16,11 @@ from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
 from cdc.outbox.mapping import OutboxMapping
+from cdc.outbox.publication import check_outbox
 from cdc.outbox.table import check_columns, create_sql
 from cdc.pipeline import continuity
 from cdc.position import Existing, Fingerprint, Lsn, Position, time_text
+from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
 from cdc.postgres.server import Server
@@ -102,6 +104,11 @@ def _ensure_table(ends: _Ends) -> None:
         ends.say(f"created table {plan.table}")
         columns = ends.catalog.columns(plan.table.schema, plan.table.name)
     check_columns(plan.table, columns, plan.mapping)
+    [(partitioned, stay)] = ends.catalog.query(partitions.STATE, (partitions.NAME, plan.table.schema, plan.table.name))
+    if partitioned and not stay:
+        for statement in partitions.keep_rows_sql(plan.table):
+            ends.administration.execute(statement)
+        ends.say(f"created trigger {partitions.NAME!r}: an UPDATE may not move rows of {plan.table} to another partition")
 
 
 def _ensure_topics(ends: _Ends) -> None:
@@ -122,6 +129,7 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
     if slot is not None and pending is None:
         msg = f"slot {plan.slot!r} exists but the position topic holds no position of pipeline {plan.pipeline!r}"
         raise ContinuityError(msg, "point to the right Kafka and position topic, or drop the slot if it is nobody's")
+    check_outbox(ends.catalog, plan.publication, plan.table, plan.mapping)
     if plan.existing is None:
         _refuse_rows(ends)
     position = _pending(plan, _identify(ends), cluster, now_us)

@@ -15,6 +15,7 @@ from cdc.cli.output import print_json, say
 from cdc.cli.patience import within
 from cdc.errors import ConfigurationError
 from cdc.outbox.table import create_sql
+from cdc.postgres.partitions import keep_rows_if_partitioned_sql
 from cdc.postgres.slot import publication_sql, role_sql
 from cdc.settings import Settings
 
@@ -76,5 +77,6 @@ def _sql(settings: Settings, plan: Plan) -> str:
         *([create_sql(plan.table, plan.mapping)] if plan.create_table else []),
         *role_sql(str(target.get("user") or "cdc"), str(target.get("dbname") or settings.name), plan.table),
         publication_sql(plan.publication, plan.table),
+        keep_rows_if_partitioned_sql(plan.table),
     ]
     return "\n".join(line if line.startswith("--") else line + ";" for line in lines)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import psycopg
 from psycopg import pq, sql
 
-from cdc.errors import CdcError, ProtocolError, Retriable, SlotBusy
+from cdc.errors import CdcError, ContinuityError, ProtocolError, Retriable, SlotBusy
 from cdc.position import Lsn
 from cdc.postgres.connection import connect_replication, result_error
 
@@ -23,6 +23,9 @@ READ_FRAMES = 4_000
 
 OBJECT_IN_USE = "55006"
 """SQLSTATE of START_REPLICATION on a slot that another connection has."""
+
+UNDEFINED_OBJECT = "42704"
+"""SQLSTATE of START_REPLICATION on a slot that does not exist, and of a stream whose publication does not."""
 
 
 class Link(Protocol):
@@ -84,6 +87,9 @@ class PqLink:
         sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
         if sqlstate == OBJECT_IN_USE.encode():
             raise SlotBusy(slot, None)
+        if sqlstate == UNDEFINED_OBJECT.encode():
+            msg = f"slot {slot!r} was dropped a moment ago"
+            raise Retriable(msg)  # the next look says what that means
         raise result_error(result, "starting replication")
 
     def read(self, limit: int) -> list[bytes]:
@@ -140,9 +146,18 @@ class PqLink:
             return frames
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            if result.error_field(pq.DiagnosticField.SQLSTATE) == UNDEFINED_OBJECT.encode():
+                raise self._without_publication(result)
             raise result_error(result, "streaming")
         msg = "PostgreSQL ended the replication stream"
         raise Retriable(msg)
+
+    @staticmethod
+    def _without_publication(result: pq.abc.PGresult) -> ContinuityError:
+        """Up to PostgreSQL 17 the walsender ends where rows were written without it; from 18 on it skips them with a warning."""
+        reason = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        msg = f"the log cannot be read any further: {reason} at the place of rows that come next, and the log cannot give them"
+        return ContinuityError(msg, "`cdc recover` makes a new slot and publishes the rows that Kafka lacks")
 
     @staticmethod
     def _lost(error: psycopg.Error) -> Retriable:

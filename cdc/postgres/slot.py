@@ -23,6 +23,9 @@ from cdc.postgres.connection import connect, connect_replication, remedies, resu
 SLOT_TIMEOUT_S = 3600.0
 """wal_sender_timeout while a slot is made: it waits for every transaction that is open in the cluster."""
 
+FAILOVER_SINCE = 170_000
+"""PostgreSQL 17: the first whose standbys can keep a copy of a slot, so that it survives a promotion."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -115,20 +118,11 @@ class Administration:
         return not found
 
     def ensure_publication(self, publication: str, table: Table) -> bool:
-        """Make the publication if it is missing; return whether it was made. One that exists must hold the table."""
-        rows = self.execute(
-            "SELECT p.pubinsert, EXISTS (SELECT FROM pg_catalog.pg_publication_tables t WHERE t.pubname = p.pubname"
-            " AND t.schemaname = %s AND t.tablename = %s) FROM pg_catalog.pg_publication p WHERE p.pubname = %s",
-            (table.schema, table.name, publication),
-        )
-        if not rows:
-            self.execute(publication_sql(publication, table))
-            return True
-        publishes_inserts, holds_table = rows[0]
-        if not (publishes_inserts and holds_table):
-            what = f"publication {publication!r} does not publish inserts into {table}"
-            raise PostgresRefused(what, "drop it, so that `cdc init` makes it, or name another one in postgres.publication")
-        return False
+        """Make the publication if it is missing; return whether it was made. One that exists is judged by check_outbox."""
+        if self.execute("SELECT FROM pg_catalog.pg_publication WHERE pubname = %s", (publication,)):
+            return False
+        self.execute(publication_sql(publication, table))
+        return True
 
     def drop_slot(self, slot: str) -> None:
         """Drop the slot."""
@@ -161,7 +155,8 @@ class Administration:
         """Make the slot on a replication connection; its snapshot lives as long as that connection is idle."""
         replication: psycopg.Connection[Any] = connect_replication(self._replication_dsn, self._application_name, SLOT_TIMEOUT_S)
         try:
-            command = f"CREATE_REPLICATION_SLOT {sql.Identifier(slot).as_string()} LOGICAL pgoutput EXPORT_SNAPSHOT"
+            options = "(SNAPSHOT 'export', FAILOVER true)" if replication.info.server_version >= FAILOVER_SINCE else "EXPORT_SNAPSHOT"
+            command = f"CREATE_REPLICATION_SLOT {sql.Identifier(slot).as_string()} LOGICAL pgoutput {options}"
             result = replication.pgconn.exec_(command.encode())
             if result.status != pq.ExecStatus.TUPLES_OK:
                 raise result_error(result, f"creating slot {slot!r}")

@@ -25,7 +25,7 @@ from cdc.position import Lsn, Witness, time_text
 
 ANOTHER_LOG = (
     "this server was put back to an earlier state (a restored copy or snapshot): connect to the one that was published from;"
-    " if this one replaces it, `cdc recover`"
+    " if this one replaces it, `cdc recover --rebuild`"
 )
 """What to do about a log that is not the one that was published from."""
 
