@@ -37,7 +37,9 @@ _REFUSALS: Final = (
 class Encoder:
     """Encodes payloads of one version of one subject."""
 
-    __slots__ = ("_body", "_exact", "_passthrough", "_schema", "_source", "dataschema", "parse", "schema_id", "subject", "version")
+    __slots__ = (
+        "_body", "_exact", "_passthrough", "_schema", "_source", "_takes_bytes", "dataschema", "parse", "schema_id", "subject", "version"
+    )  # fmt: skip
 
     def __init__(self, subject: str, version: int, schema_id: int, schema: Schema) -> None:
         self.subject = subject
@@ -47,6 +49,7 @@ class Encoder:
         self._schema = schema
         self._exact = _needs_exact(schema)
         self._passthrough: Passthrough | None = None
+        self._takes_bytes = schema.root == Primitive("bytes")
         self.parse: Callable[[bytes | str], Json] = exact_json if self._exact else orjson.loads
         self._source = generate(schema, b"\0" + schema_id.to_bytes(4, "big"))
         self._body = _compiled(self._source.text, self._source.constants, self.dataschema)
@@ -81,6 +84,10 @@ class Encoder:
         except _REFUSALS:
             pass
         return self._slowly(_exactly(value))
+
+    def encode_bytes(self, payload: bytes) -> bytes:
+        """Encode the content of a bytea column: the value itself when the schema is bytes, else JSON text."""
+        return self.encode_value(payload) if self._takes_bytes else self.encode(payload)
 
     def validate(self, payload: bytes | str) -> bytes | str:
         """Check a row's JSON text and return it unchanged; raises InvalidEvent."""

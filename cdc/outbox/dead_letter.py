@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
+from cdc.avro.columns import BYTEA
 from cdc.errors import InvalidEvent
 from cdc.event import Record, record_size
 from cdc.outbox.mapping import NAME_LIMIT, OutboxMapping, found
@@ -75,10 +76,12 @@ def original(mapping: OutboxMapping, headers: Mapping[str, bytes | None], key: b
     """
     if "cdc.row" not in headers or "cdc.payload.bytes" in headers:
         raise InvalidEvent("size", "the dead letter did not keep the whole row: it was too large")
-    values = said(headers) | {"aggregateid": key, "payload": payload}
+    # Bytes of a bytea column need not be JSON, and text passes as bytes as well.
+    written = None if payload is None else b"\\x" + payload.hex().encode()
+    values = said(headers) | {"aggregateid": key, "payload": written}
     for name in found(mapping, [mapping.column("payload")]).paths:
         values.pop(name, None)
-    columns = tuple(Column(mapping.column(name), TEXT_OID, -1, key=False) for name in values)
+    columns = tuple(Column(mapping.column(name), BYTEA if name == "payload" else TEXT_OID, -1, key=False) for name in values)
     begin, ordinal = transaction(headers)
     return begin, Relation(0, "", "dead letter", "d", columns), ordinal, tuple(values.values())
 

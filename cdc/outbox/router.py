@@ -139,11 +139,12 @@ class Router:
         versioned = ("schema_version",) if self._has("schema_version") or self._has("headers") else ()
         kind_keys = list(dict.fromkeys(("type", *placeholders(self._mapping.subject), *versioned)))
         lines = [f"    {key} = values[{i}]" for key, i in columns.items()]
+        types = {key: relation.columns[i].type_oid for key, i in columns.items()}
         lines += [
-            f"    if {key} is not None: {key} = raw({key!r}, {key})"
-            for key in ("payload", "aggregateid")
-            if key in columns and relation.columns[columns[key]].type_oid == BYTEA_OID
+            f"    if {key} is not None: {key} = raw({key!r}, {key})" for key in ("payload", "aggregateid") if types.get(key) == BYTEA_OID
         ]
+        if self._mapping.payload == "json" and read.is_typed(types.get("payload", 0)):
+            lines.append(f"    if payload is not None: payload = json_of({types['payload']}, payload)")
         if paths:
             lines.append("    document = parsed(payload)")
             lines += [f"    {key} = followed(document, {path!r}, {key!r})" for key, path in paths.items()]
@@ -159,7 +160,7 @@ class Router:
             "    encoder, type_header, schema_header = kind",
         ]
         if self._has("occurred_at"):
-            typed = "occurred_at" in columns and relation.columns[columns["occurred_at"]].type_oid == TIMESTAMPTZ_OID
+            typed = types.get("occurred_at") == TIMESTAMPTZ_OID
             # The rows of a transaction share their now(), as a rule.
             lines += [
                 "    if occurred_at is not None:",
@@ -173,7 +174,7 @@ class Router:
             "        value = None" if self._mapping.tombstones else "        raise no_tombstones()",
             f"        headers = [{OWN_HEADERS}]",
             "    else:",
-            f"        value = encoder.{self._step()}(payload)",
+            f"        value = encoder.{self._step(types.get('payload', 0))}(payload)",
             f"        headers = [{OWN_HEADERS}, CONTENT_TYPE, schema_header]",
         ]
         if self._has("headers"):
@@ -215,6 +216,7 @@ class Router:
             "own_headers": read.own_headers,
             "version_of": read.version_of,
             "raw": read.raw,
+            "json_of": read.json_of,
             "timestamptz": read.timestamptz,
             "any_time": read.time,
             "with_trace": _with_trace,
@@ -224,11 +226,13 @@ class Router:
             "Record": Record,
         }
 
-    def _step(self) -> str:
+    def _step(self, type_oid: int) -> str:
         """Return the encoder's method that checks a payload and gives the record's value."""
         if self._mapping.payload == "avro":
             return "pass_through"
-        return "validate" if self._mapping.value == "json" else "encode"
+        if self._mapping.value == "json":
+            return "validate"
+        return "encode_bytes" if type_oid == BYTEA_OID else "encode"
 
     def _has(self, key: str) -> bool:
         return key in self._located.columns or key in self._located.paths

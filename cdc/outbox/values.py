@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import orjson
 
-from cdc.avro.columns import BYTEA
+from cdc.avro import columns
 from cdc.errors import InvalidEvent
 from cdc.outbox.mapping import NAME_LIMIT, Located
 from cdc.postgres.pgoutput import Relation
 
 RESERVED_HEADERS = re.compile(r"ce_.*|content-type|cdc\..*|__connect\.errors\..*", re.IGNORECASE)
 """Header names that a row's own headers may not take: consumers trust them to be ours."""
+
+_UNTYPED = frozenset({columns.BYTEA, columns.TEXT, columns.JSON, columns.JSONB, 1042, 1043})
+"""Types whose payload is taken as it is; the numbers are bpchar and varchar."""
+
+FIRST_USER_OID = 16_384
+"""FirstNormalObjectId: types below are PostgreSQL's own."""
 
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d+)?)(Z|[+-]\d\d(?::?\d\d)?)?")
 
@@ -103,14 +111,21 @@ def raw(key: str, value: bytes) -> bytes:
 def mapped(located: Located, relation: Relation, row: Sequence[bytes | None]) -> dict[str, bytes | None]:
     """Return all that a row says, by key, as far as it can be found: bytea as its bytes, paths followed where they lead.
 
+    A payload of a built-in type of its own is the JSON of its value.
+
     For what is kept of a row that cannot become a record, so it raises nothing.
     """
     said = {key: row[i] for key, i in located.columns.items()}
     for key in ("payload", "aggregateid"):
         value = said.get(key)
-        if value is not None and relation.columns[located.columns[key]].type_oid == BYTEA:
-            with contextlib.suppress(InvalidEvent):
+        if value is None:
+            continue
+        oid = relation.columns[located.columns[key]].type_oid
+        with contextlib.suppress(InvalidEvent):
+            if oid == columns.BYTEA:
                 said[key] = raw(key, value)
+            elif key == "payload" and is_typed(oid):
+                said[key] = json_of(oid, value)
     if located.paths:
         with contextlib.suppress(InvalidEvent):
             document = parsed(said.get("payload"))
@@ -118,6 +133,26 @@ def mapped(located: Located, relation: Relation, row: Sequence[bytes | None]) ->
                 with contextlib.suppress(InvalidEvent):
                     said[key] = followed(document, path, key)
     return said
+
+
+def is_typed(oid: int) -> bool:
+    """Whether a payload column of this type holds a value of its own, and not JSON, text or bytes; no user's type does."""
+    return 0 < oid < FIRST_USER_OID and oid not in _UNTYPED
+
+
+def json_of(oid: int, value: bytes) -> bytes:
+    """Return the JSON of a column of a built-in type, every digit kept: numbers, booleans, lists; all else as text."""
+    return _json(columns.value(oid, value.decode(errors="replace"))).encode()
+
+
+def _json(value: Any) -> str:  # noqa: ANN401 - JSON
+    if isinstance(value, list):
+        return "[" + ",".join(map(_json, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_json(name)}:{_json(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 
 def parsed(payload: bytes | None) -> Any:  # noqa: ANN401 - JSON

@@ -21,6 +21,8 @@ SCHEMA = {"type": "record", "name": "Placed", "fields": [{"name": "n", "type": "
 ENCODERS = {
     ("OrderPlaced", None): Encoder("OrderPlaced", 2, 8, parse(SCHEMA, "OrderPlaced/2.avsc")),
     ("OrderPlaced", 1): Encoder("OrderPlaced", 1, 7, parse(SCHEMA, "OrderPlaced/1.avsc")),
+    ("OrderPlaced", 3): Encoder("OrderPlaced", 3, 10, parse("boolean", "OrderPlaced/3.avsc")),
+    ("OrderPlaced", 4): Encoder("OrderPlaced", 4, 11, parse("bytes", "OrderPlaced/4.avsc")),
     ("order-OrderPlaced", None): Encoder("order-OrderPlaced", 1, 9, parse(SCHEMA, "order-OrderPlaced/1.avsc")),
 }
 

@@ -143,9 +143,11 @@ def restored(letter: Record, **mapping: Any) -> Row:  # noqa: ANN401 - fields of
         (row(schema_version=b"1", headers=b'{"a":"\xc3\xa9"}', traceparent=b"00-1", topic=b"elsewhere", partition=b"3"), {}),
         (row(headers=b'{"schema_version":1}', occurred_at=b"2026-01-31 12:00:00.5+00", types={"occurred_at": TIMESTAMPTZ}), {}),
         (row(payload=b'{"n":5,"kind":"x"}'), {"columns": {"aggregateid": "payload.kind"}}),
+        (row(payload=b"t", types={"payload": 16}, schema_version=b"3"), {}),
+        (row(payload=b"\\x005c27ff", types={"payload": BYTEA}, schema_version=b"4"), {}),
         (row(occurred_at=None, topic=None), {"value": "json"}),
     ],
-    ids=["json", "tombstone", "bytea", "avro", "columns", "headers", "path", "value json"],
+    ids=["json", "tombstone", "bytea", "avro", "columns", "headers", "path", "typed", "bytes", "value json"],
 )
 def test_the_row_is_restored_from_its_dead_letter(event: Row, mapping: dict[str, Any]) -> None:
     live = router(**mapping)

@@ -109,3 +109,35 @@ def test_a_payload_is_parsed_for_its_paths() -> None:
 )
 def test_a_path_is_followed(document: object, path: tuple[str, ...], key: str, found: bytes | None) -> None:
     assert values.followed(document, path, key) == found
+
+
+@pytest.mark.parametrize(
+    ("oid", "text", "found"),
+    [
+        (16, b"t", b"true"),
+        (23, b"-7", b"-7"),
+        (701, b"1e+300", b"1e+300"),
+        (701, b"Infinity", b'"Infinity"'),
+        (1009, b'{a,NULL,"b \\"c"}', b'["a",null,"b \\"c"]'),
+        (1184, b"2024-03-10 07:30:00.5+00", b'"2024-03-10 07:30:00.5+00"'),
+        (1231, b"{1.10,{2}}", b"[1.10,[2]]"),
+        (1700, b"12345678901234567890.1230", b"12345678901234567890.1230"),
+        (1700, b"NaN", b'"NaN"'),
+        (1001, b'{"\\\\x00ff"}', b'["\\u0000\\u00ff"]'),
+        (3807, b'{"{\\"a\\": 1.10}"}', b'[{"a":1.10}]'),
+    ],
+)
+def test_a_column_of_its_own_type_is_the_json_of_its_value(oid: int, text: bytes, found: bytes) -> None:
+    assert values.is_typed(oid)
+    assert values.json_of(oid, text) == found
+
+
+@pytest.mark.parametrize("oid", [0, 17, 25, 114, 1042, 1043, 3802, 16_384, 70_000])
+def test_json_text_bytes_and_users_types_are_taken_as_they_are(oid: int) -> None:
+    assert not values.is_typed(oid)
+
+
+def test_a_column_that_is_not_of_its_type_is_refused() -> None:
+    with pytest.raises(InvalidEvent) as caught:
+        values.json_of(23, b"seven")
+    assert caught.value.reason == "mapping"
