@@ -14,7 +14,7 @@ from cdc.kafka.topics import Create
 from cdc.observe.observer import PipelineObserver
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.publication import check_outbox
-from cdc.outbox.router import Router
+from cdc.outbox.replay import router_from
 from cdc.pipeline.parking import Policy
 from cdc.pipeline.ports import Observer, Waiting
 from cdc.pipeline.relay import Relay
@@ -145,7 +145,7 @@ def supervisor(
     needed = dict.fromkeys([*static_topics(settings), *([settings.topics.dead_letter] if parks else [])])
 
     def relay(position: Position, waiting: Waiting) -> Relay:
-        router = Router(how, registry.encoder, position.generation)
+        router = router_from(how, registry.encoder, position)
         registry.changed = router.forget_schemas
         return Relay(
             source=log,

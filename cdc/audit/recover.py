@@ -146,7 +146,9 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
             position = dataclasses.replace(held, generation=held.generation + 1)
             if diagnosis.remedy is Remedy.FORK:
                 history = look(case, ends.catalog).timeline_history
-                position = dataclasses.replace(position, end_lsn=diagnosis.begin, timeline_history=history, witness="unknown")
+                position = dataclasses.replace(
+                    position, end_lsn=diagnosis.begin, timeline_history=history, witness="unknown", replay_until=None
+                )
             plan.position = hold.end(publisher, position)
     except BaseException:
         publisher.abort(ABORT_S)

@@ -104,6 +104,13 @@ COMMANDS = {
         ("cdc recover", "cdc recover --adopt --since 2026-01-31T00:00:00Z --yes"),
         "Repair",
     ),
+    "slot": Command(
+        "cdc.cli.slot",
+        "app",
+        "Bookmarks in the log: keep a place, go back to it, list, drop.",
+        ("cdc slot bookmark before_release", "cdc slot rewind before_release"),
+        "Repair",
+    ),
     "tail": Command(
         "cdc.cli.tail",
         "tail",

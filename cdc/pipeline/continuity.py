@@ -63,7 +63,22 @@ def prove(evidence: Evidence) -> Position:
         raise ContinuityError(msg, "find out who moved the slot or lost the position topic, then `cdc recover`")
     publication = evidence.server.publication
     assert publication is not None, "a missing publication was refused"
-    return replace(position, timeline_history=evidence.server.timeline_history, publication_fingerprint=publication)
+    history, until = evidence.server.timeline_history, position.replay_until
+    fork = dict(history).get(position.timeline_history[-1][0])
+    if until is not None and fork:  # behind the fork stand other transactions than those that were published
+        until = min(until, fork) if fork > position.end_lsn else None
+    return replace(position, timeline_history=history, publication_fingerprint=publication, replay_until=until)
+
+
+def listening(position: Position, message_prefix: str | None) -> Position:
+    """Return the position for a process that takes messages of this prefix.
+
+    With another prefix than before, the part of the log that is skipped holds other events than were published from it, so
+    there is no witness until the next one.
+    """
+    if position.message_prefix == message_prefix:
+        return position
+    return replace(position, message_prefix=message_prefix, witness="unknown")
 
 
 def _checked(evidence: Evidence) -> tuple[Position, SlotState]:

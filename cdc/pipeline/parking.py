@@ -13,6 +13,7 @@ from cdc.errors import InvalidEvent, KafkaRefused, StoppedByPolicy
 from cdc.event import Record, Route
 from cdc.kafka.limits import fits
 from cdc.outbox.dead_letter import dead_letter
+from cdc.outbox.replay import ReplayRouter
 from cdc.outbox.router import Router, sequence
 from cdc.postgres.transaction import Row
 
@@ -69,6 +70,8 @@ def park(  # noqa: PLR0913 - the row, its error, and the two ends
             meant_for=router.topic_of(values),
             limit_bytes=opened.max_message_bytes,
         )
+        if isinstance(router, ReplayRouter):
+            record = router.mark(record, begin)
         fits(record, opened, now_ms)
     except InvalidEvent as refused:
         msg = f"the dead letter of the row at {place} ({error.reason}: {error.what}) cannot be written: {refused.what}"

@@ -137,6 +137,19 @@ class Administration:
         )
         return rows[0][0] if rows else None
 
+    def copy_slot(self, slot: str, copy: str) -> Lsn:
+        """Copy a slot, which may be in use; return the place of the copy, which is its own from here on."""
+        [(lsn,)] = self.execute("SELECT lsn::text FROM pg_copy_logical_replication_slot(%s, %s)", (slot, copy))
+        return Lsn.parse(lsn)
+
+    def set_failover(self, slot: str) -> None:
+        """Let standbys keep a copy of the slot (PostgreSQL 17): a copied slot has lost that."""
+        with connect_replication(self._replication_dsn, self._application_name, SLOT_TIMEOUT_S) as replication:
+            command = f"ALTER_REPLICATION_SLOT {sql.Identifier(slot).as_string()} (FAILOVER true)"
+            result = replication.pgconn.exec_(command.encode())
+            if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+                raise result_error(result, f"letting standbys keep slot {slot!r}")
+
     def create_slot(self, slot: str, table: Table) -> NewSlot:
         """Make the slot, and look through its exported snapshot at what it will never stream."""
         with self.new_slot(slot) as (consistent_point, snapshot_name):
