@@ -9,6 +9,7 @@ Rules.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.errors import CdcError, ConfigurationError, KafkaRefused, Retriable
 from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
@@ -83,6 +84,9 @@ UNKNOWN_TO_BROKER = frozenset(
 CALLBACK_S = 0.1
 """How long the callback that brought an answer may take to return."""
 
+MEET_S, MEET_TIMES = 1.0, 10
+"""How long a producer waits for a broker that is not just a bootstrap server, and how many answers of the latter it passes over."""
+
 AWAY_S = 2.0
 """How long every broker may be out of reach before a request is given up; it has not been sent to anybody by then."""
 
@@ -115,6 +119,18 @@ def make(kind: Callable[..., Client], properties: Properties, notes: Notes) -> C
         fault = fault_of(error.args[0])
         msg = f"the kafka table of the settings is not accepted: {fault.text}"
         raise ConfigurationError(msg, "see librdkafka's CONFIGURATION.md") from None
+
+
+def meet(producer: Producer, topic: str) -> None:
+    """Wait until a broker of the cluster has told the producer where `topic` is; whatever fails, the fence will say it better.
+
+    librdkafka lets go of the bootstrap server as soon as that has named the brokers. Was the transaction coordinator not found
+    by then, it is looked for half a second later, since no broker is connected yet: every other start took so much longer.
+    """
+    with contextlib.suppress(KafkaException):
+        for _ in range(MEET_TIMES):
+            if producer.list_topics(topic, timeout=MEET_S).orig_broker_id >= 0:
+                return
 
 
 def fault_of(error: KafkaError) -> Fault:

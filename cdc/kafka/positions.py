@@ -64,6 +64,7 @@ class PositionTopic:
         self._topics = topics
         self._consumer = consumer
         self._clock = clock
+        self._reader: _Reader | None = None
 
     def __repr__(self) -> str:
         return f"<PositionTopic {self.topic}>"
@@ -99,18 +100,31 @@ class PositionTopic:
         """Return the last position that was committed; only after the fence does nothing newer follow."""
         return self._last(IsolationLevel.READ_UNCOMMITTED, waiting)
 
+    def prepare(self) -> None:
+        """Let the consumer of the next `peek` or `read` connect while the caller has other things to do."""
+        if self._reader is None:
+            self._reader = _Reader(self.topic, self._consumer, self._clock)
+
+    def close(self) -> None:
+        """Let a consumer go that was prepared and is not needed."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
     def _last(self, isolation: IsolationLevel, waiting: Waiting) -> Position | None:
-        partition = TopicPartition(self.topic, 0)
-        (low,) = self._topics.offsets({partition: earliest()}, isolation, waiting)
-        (end,) = self._topics.offsets({partition: latest()}, isolation, waiting)
-        if end <= low:
-            return None
-        reader = _Reader(self.topic, self._consumer, self._clock, waiting)
+        self.prepare()
+        reader, self._reader = self._reader, None
+        assert reader is not None, "it was made just now"
         try:
+            partition = TopicPartition(self.topic, 0)
+            (low,) = self._topics.offsets({partition: earliest()}, isolation, waiting)
+            (end,) = self._topics.offsets({partition: latest()}, isolation, waiting)
+            if end <= low:
+                return None
             stop, span = end, SPAN
             while True:
                 start = max(low, end - span)
-                found, value = reader.last(self._key, start, stop)
+                found, value = reader.last(self._key, start, stop, waiting)
                 if found:
                     return None if value is None else Position.from_json(value)
                 if start == low:
@@ -143,10 +157,9 @@ def flaws(topic: Topic) -> list[tuple[str, str]]:
 class _Reader:
     """A consumer of one partition that goes where it is told."""
 
-    def __init__(self, topic: str, properties: Properties, clock: Callable[[], float], waiting: Waiting) -> None:
+    def __init__(self, topic: str, properties: Properties, clock: Callable[[], float]) -> None:
         self._topic = topic
         self._clock = clock
-        self._waiting = waiting
         self._notes = Notes()
         self._consumer = make(Consumer, properties, self._notes)
         self._warned = False
@@ -154,13 +167,13 @@ class _Reader:
     def close(self) -> None:
         retire(self._consumer)
 
-    def last(self, key: bytes, start: int, stop: int) -> tuple[bool, bytes | None]:
+    def last(self, key: bytes, start: int, stop: int, waiting: Waiting) -> tuple[bool, bytes | None]:
         """Return whether a committed record with this key lies in [start, stop), and the value of the last one."""
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         found, value = False, None
         began, seen = self._clock(), start
         while True:
-            for message in self._fetch():
+            for message in self._fetch(waiting):
                 offset = message.offset()
                 assert offset is not None, "a record and an EOF have an offset"
                 seen = max(seen, offset)
@@ -170,7 +183,7 @@ class _Reader:
                     return found, value
             self._check(self._clock() - began, seen, stop)
 
-    def _fetch(self) -> list[Message]:
+    def _fetch(self, waiting: Waiting) -> list[Message]:
         """Return records and EOFs (an EOF's offset is the place that was reached)."""
         doing = f"reading topic {self._topic!r}"
         try:
@@ -178,7 +191,7 @@ class _Reader:
         except KafkaException as error:
             raise raised(error, doing, transactional=False) from None
         self._notes.check(doing)
-        self._waiting()
+        waiting()
         return usable(messages, doing)
 
     def _check(self, seconds: float, seen: int, stop: int) -> None:

@@ -104,6 +104,10 @@ QUEUED_KBYTES = 16_384
 QUEUED_MESSAGES = 10_000
 """Records that a consumer keeps ready for each partition."""
 
+RECONNECT_MS = 20
+"""First pause before a lost broker is tried again, doubled each time. librdkafka also lets half of it pass between the bootstrap
+server and the first broker that it connects to, so each client is ready 40 ms sooner than with its own default of 100."""
+
 RECONNECT_MAX_MS = 1_000
 """Longest pause before a lost broker is tried again, so that a restarted one is found within a second."""
 
@@ -151,6 +155,7 @@ def producer_properties(
     defaults: Properties = {
         "client.id": client_id(name),
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+        "reconnect.backoff.ms": RECONNECT_MS,
         "reconnect.backoff.max.ms": RECONNECT_MAX_MS,
         "queue.buffering.max.kbytes": QUEUE_KBYTES,
         "queue.buffering.max.messages": QUEUE_MESSAGES,
@@ -181,6 +186,7 @@ def admin_properties(kafka: Mapping[str, object], name: str) -> Properties:
     defaults: Properties = {
         "client.id": client_id(name),
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+        "reconnect.backoff.ms": RECONNECT_MS,
         "reconnect.backoff.max.ms": RECONNECT_MAX_MS,
     }
     return defaults | shared
@@ -192,6 +198,7 @@ def consumer_properties(kafka: Mapping[str, object], name: str) -> Properties:
     defaults: Properties = {
         "client.id": client_id(name),
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+        "reconnect.backoff.ms": RECONNECT_MS,
         "reconnect.backoff.max.ms": RECONNECT_MAX_MS,
         "fetch.wait.max.ms": 10,
         "fetch.error.backoff.ms": 50,

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaException, Producer
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Retriable
 from cdc.event import Record, Route
 from cdc.kafka.call import Caller, PatienceEnded
-from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, nobody_waits, retire
+from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
 from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.limits import route_from, topic_limit
 from cdc.kafka.positions import PositionTopic
@@ -132,6 +132,7 @@ class KafkaPublisher:
 
     def peek(self) -> tuple[Position | None, str]:
         """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
+        self.positions.prepare()
         self.positions.verify(nobody_waits)
         return self.positions.peek(nobody_waits), self.topics.cluster_id(nobody_waits)
 
@@ -140,12 +141,13 @@ class KafkaPublisher:
 
         A patient passage takes the longest transaction timeout that the broker allows.
         """
+        self.positions.prepare()
         self.fence(waiting, patient=patient)
         return self.positions.read(waiting)
 
     def fence(self, waiting: Waiting, *, patient: bool = False) -> None:
         """Fence older instances; all that a command with a transactional.id of its own, and no position, needs of recover()."""
-        self.drop()
+        self._forget()
         self._timeout_ms = self._usual_timeout_ms
         if patient:
             self._timeout_ms = max(self._timeout_ms, self.topics.transaction_max_timeout_ms(waiting))
@@ -155,6 +157,7 @@ class KafkaPublisher:
         producer = make(Producer, properties, notes)
         caller = Caller(f"cdc-kafka-{self._name}", PAUSE_S, self._clock)
         self._passage = _Passage(producer, caller, notes, properties["batch.size"])
+        self._call(lambda _: meet(producer, self.positions.topic), INIT_PATIENCE_S, waiting, "looking for the brokers")
         self._call(producer.init_transactions, INIT_PATIENCE_S, waiting, "fencing older instances", INIT_HINT)
 
     def route(self, topic: str, waiting: Waiting) -> Route:
@@ -225,6 +228,10 @@ class KafkaPublisher:
 
     def drop(self) -> None:
         """Forget the producer as it is; never blocks, safe at any time and more than once."""
+        self._forget()
+        self.positions.close()
+
+    def _forget(self) -> None:
         if self._failed:
             self._routes = {}
         passage, self._passage, self._opened_at, self._failed = self._passage, None, None, False
