@@ -119,7 +119,7 @@ class Administration:
 
     def ensure_publication(self, publication: str, table: Table) -> bool:
         """Make the publication if it is missing; return whether it was made. One that exists is judged by check_outbox."""
-        if self.execute("SELECT FROM pg_catalog.pg_publication WHERE pubname = %s", (publication,)):
+        if self.execute("SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = %s", (publication,)):
             return False
         self.execute(publication_sql(publication, table))
         return True
