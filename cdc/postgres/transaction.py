@@ -25,7 +25,8 @@ from typing import NamedTuple
 from cdc.errors import ProtocolError
 from cdc.position import Lsn, Witness
 from cdc.postgres import pgoutput
-from cdc.postgres.pgoutput import Begin, Commit, Insert, Relation
+from cdc.postgres.base_types import base_of, resolved
+from cdc.postgres.pgoutput import Begin, Commit, Insert, PgoutputMessage, Relation, Type
 from cdc.postgres.witness import SkippedPart, straddles
 
 XLOG_DATA_HEADER = 25
@@ -115,6 +116,7 @@ class Transactions:
         self.part = part or SkippedPart("unknown", position, position)
         self._decoders: dict[bytes, tuple[Relation, RowDecoder]] = {}
         self._others: set[int] = set()
+        self._bases: dict[int, int] = {}
         self._begin: Begin | None = None
         self._skipping = False
         self._ordinal = 0
@@ -149,7 +151,7 @@ class Transactions:
                 msg = f"a row of {len(message.values)} values came for relation {message.relation_oid}, which is not described so"
                 raise ProtocolError(msg)
             case _:
-                self.ignored[type(message).__name__.lower()] += 1
+                self._note(message)
 
     def _start(self, begin: Begin) -> None:
         if self._begin is not None:
@@ -176,7 +178,15 @@ class Transactions:
             rows = 0
         return TransactionEnd(commit.end_lsn, commit.commit_lsn, commit.commit_time_us, begin.xid, rows)
 
+    def _note(self, message: PgoutputMessage) -> None:
+        """Keep what a domain stands on; count what an outbox has no use for."""
+        if isinstance(message, Type):
+            self._bases[message.oid] = base_of(message)
+        else:
+            self.ignored[type(message).__name__.lower()] += 1
+
     def _remember(self, relation: Relation) -> None:
+        relation = resolved(relation, self._bases)
         oid = relation.oid.to_bytes(4, "big")
         for key in [key for key in self._decoders if key[1:5] == oid]:
             del self._decoders[key]

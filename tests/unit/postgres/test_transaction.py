@@ -185,7 +185,6 @@ def test_field_case_08_a_row_far_below_the_position_is_not_skipped() -> None:
         (Update(1, None, False, (b"a", UNCHANGED)), "update"),
         (Delete(1, (b"a", None), True), "delete"),
         (Origin(Lsn(1), "elsewhere"), "origin"),
-        (Type(9, "public", "mood"), "type"),
         (Message(True, Lsn(1), "hb", b"x"), "message"),
         (Message(False, Lsn(1), "hb", b"x"), "message"),
     ],
@@ -205,6 +204,16 @@ def test_field_case_30_a_message_outside_opens_nothing() -> None:
 
 
 # relations that change
+
+
+def test_a_domain_has_the_type_that_it_stands_on_and_an_enum_its_own() -> None:
+    made = transactions()
+    columns = tuple(Column(name, oid, -1, False) for name, oid in (("id", 25), ("payload", 20_001), ("mood", 20_002)))
+    types = (Type(20_001, "pg_catalog", "bytea"), Type(20_002, "public", "mood"))
+    items = feed(made, *whole(10, 20, *types, Relation(1, "public", "outbox", "d", columns), Insert(1, (b"a", b"b", b"c"))))
+    [row] = [item for item in items if not isinstance(item, TransactionEnd)]
+    assert [column.type_oid for column in row[1].columns] == [25, 17, 20_002]
+    assert not made.ignored
 
 
 def test_a_relation_counts_from_its_message_on() -> None:
