@@ -24,15 +24,12 @@ from cdc.pipeline.continuity import Evidence
 from cdc.position import Lsn, Position
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.server import Server
-from cdc.postgres.slot import Administration
+from cdc.postgres.slot import FAILOVER_SINCE, Administration
 
 NAME = re.compile(r"[a-z0-9_]+")
 
 SLOT_NAME_BYTES = 63
 """NAMEDATALEN - 1 of PostgreSQL."""
-
-FAILOVER_SINCE = 170_000
-"""PostgreSQL 17: the first whose standbys keep copies of slots."""
 
 LISTED = """
 SELECT slot_name, confirmed_flush_lsn::text, wal_status, restart_lsn::text,

@@ -36,6 +36,7 @@ from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.outbox.mapping import topics_of
+from cdc.outbox.publication import check_outbox
 from cdc.outbox.router import Router
 from cdc.pipeline.continuity import Evidence
 from cdc.pipeline.parking import Policy
@@ -119,6 +120,7 @@ def planned(ends: Ends, hold: Hold, progress: Progress) -> Plan | None:
         return None
     plan = Plan(diagnosis, position)
     if diagnosis.remedy is Remedy.REBUILD:
+        check_outbox(ends.catalog, ends.case.publication, ends.case.table, ends.case.mapping)
         rows = table_rows(ends.catalog, ends.case.table, ends.case.mapping)
         if ends.since_us is not None:
             rows.need_time("--since")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cdc.devstack.process import free_ports
 from cdc.position import Lsn
 from tests.integration.test_recover import state, verified
 from tests.pipeline import Event, Pipeline, sizes
@@ -38,7 +37,7 @@ def test_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(p
     """Field case 137: ids, keys and times stay, each replay is told as one, and a consumer that dedups on the id sees each once."""
     pipeline.init()
     pipeline.started()
-    [port] = free_ports(1)
+    port = pipeline.another_port()
     pipeline.start(port=port)
     wait_for(lambda: pipeline.get("/health/ready", port)[1].startswith("standby"), 30, "a second one stands by")
     pipeline.insert(-3, -1)

@@ -10,7 +10,6 @@ import pytest
 
 from cdc import app
 from cdc.audit.hold import Hold
-from cdc.devstack.process import free_ports
 from cdc.errors import ContinuityError, Fenced
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
@@ -34,7 +33,7 @@ def hold(command: str = "cdc recover", *, ends_any: bool = False) -> Hold:
 def test_instances_make_way_say_so_and_go_on_by_themselves(pipeline: Pipeline) -> None:
     pipeline.init()
     pipeline.started()
-    [port] = free_ports(1)
+    port = pipeline.another_port()
     pipeline.start(port=port)
     wait_for(lambda: pipeline.get("/health/ready", port)[1].startswith("standby"), 30, "the second one stands by")
     pipeline.insert(1, 5)
