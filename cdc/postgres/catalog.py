@@ -44,7 +44,7 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of the live table; `generated` columns never reach the log."""
+    """A column of the live table; `generated` columns never reach the log. `type_oid` of a domain is what it stands on."""
 
     name: str
     type_name: str
@@ -151,7 +151,10 @@ class LiveCatalog:
     def columns(self, schema: str, table: str) -> list[TableColumn] | None:
         """Return the live table's columns, or None when there is no such table."""
         rows = self.query(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> '', a.atttypid::int8"
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated <> '',"
+            " (WITH RECURSIVE base AS (SELECT t.oid, t.typtype, t.typbasetype FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid"
+            " UNION ALL SELECT t.oid, t.typtype, t.typbasetype FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype"
+            " WHERE b.typtype = 'd') SELECT base.oid::int8 FROM base WHERE base.typtype <> 'd')"
             " FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
             " LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
             " WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY a.attnum",
