@@ -57,6 +57,7 @@ def mapping(settings: Settings) -> OutboxMapping:
         tombstones=settings.outbox.tombstones,
         payload=settings.outbox.payload,
         value=settings.topics.value,
+        message_prefix=settings.outbox.message_prefix,
     )
 
 
@@ -94,6 +95,7 @@ def source(settings: Settings, live: LiveCatalog) -> ReplicationStream:
     return ReplicationStream(
         slot=settings.postgres.slot,
         publication=settings.postgres.publication,
+        message_prefix=settings.outbox.message_prefix,
         wanted=wanted,
         status_interval_s=settings.postgres.status_interval.total_seconds(),
         catalog=live,
@@ -101,6 +103,11 @@ def source(settings: Settings, live: LiveCatalog) -> ReplicationStream:
         clock=time.monotonic,
         wall=time.time,
     )
+
+
+def policy(settings: Settings) -> Policy:
+    """Return what becomes of invalid rows."""
+    return Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None)
 
 
 def publisher(settings: Settings) -> KafkaPublisher:
@@ -160,7 +167,7 @@ def supervisor(
         )
 
     return Supervisor(
-        identity=Identity(settings.name, settings.postgres.slot, tuple(needed)),
+        identity=Identity(settings.name, settings.postgres.slot, tuple(needed), settings.outbox.message_prefix),
         source=log,
         publisher=kafka,
         precheck=lambda: check_outbox(live, settings.postgres.publication, outbox, how),

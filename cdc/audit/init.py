@@ -1,8 +1,9 @@
 """Genesis: the publication, the slot and the first position, made once and in an order that a crash cannot spoil.
 
 A *pending* record comes first, so that a slot without a position can only be somebody else's; then the publication, the slot
-(with the snapshot that tells which rows are not in its stream), and the genesis position. A crash in between leaves the
-pending record, and the next init begins again. Once a position exists init fences nobody and creates nothing.
+(with the snapshot that tells which rows are not in its stream), and the genesis position, in one Kafka transaction with those
+rows if they are to be published. A crash in between leaves the pending record, and the next init begins again. Once a position
+exists init fences nobody and creates nothing.
 """
 
 from __future__ import annotations
@@ -11,22 +12,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cdc.errors import ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused
+from psycopg import sql
+
+from cdc.audit.outgoing import Outgoing, before, nobody_looks
+from cdc.audit.table_rows import View, condition, looking, table_rows
+from cdc.errors import CdcError, ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused, TransactionTimedOut
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.publication import check_outbox
+from cdc.outbox.replay import Encoders
+from cdc.outbox.router import Router
 from cdc.outbox.table import check_columns, create_sql
 from cdc.pipeline import continuity
+from cdc.pipeline.parking import Policy
 from cdc.position import Existing, Fingerprint, Lsn, Position, time_text
 from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
 from cdc.postgres.server import Server
-from cdc.postgres.slot import Administration, NewSlot, Table
+from cdc.postgres.slot import Administration, Table
 
 Say = Callable[[str], None]
+Progress = Callable[[float], object]
+
+ABORT_S = 5.0
+"""How long leaving may take, so that readers need not wait for the timeout of an open Kafka transaction."""
 
 OLDEST_SERVER = 140_000
 """PostgreSQL 14: the first whose pgoutput has the options that we use."""
@@ -51,7 +63,10 @@ class Plan:
     create: Create | None
     static_topics: tuple[str, ...]
     create_table: bool
-    existing: Literal["skip"] | None
+    existing: Literal["skip", "publish"] | None
+    where: str | None = None
+    encoder: Encoders | None = None
+    policy: Policy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +78,14 @@ class _Ends:
     catalog: LiveCatalog
     publisher: KafkaPublisher
     say: Say
+    progress: Progress
 
 
-def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say) -> Position:
+def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say, progress: Progress = nobody_looks) -> Position:
     """Create what is missing and return the position; raises what `cdc run` would raise for what is wrong."""
     administration = Administration(plan.admin_dsn, plan.dsn, plan.application_name)
     catalog = LiveCatalog(plan.admin_dsn, plan.application_name)
-    ends = _Ends(plan, administration, catalog, publisher, say)
+    ends = _Ends(plan, administration, catalog, publisher, say, progress)
     try:
         check_server(catalog)
         _ensure_table(ends)
@@ -133,21 +149,53 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
     if plan.existing is None:
         _refuse_rows(ends)
     position = _pending(plan, _identify(ends), cluster, now_us)
-    publisher.recover(nobody_waits)
+    publisher.recover(nobody_waits, patient=plan.existing == "publish")
     publisher.commit(position, nobody_waits)
     if slot is not None:
         administration.drop_slot(plan.slot)
     if administration.ensure_publication(plan.publication, plan.table):
         ends.say(f"created publication {plan.publication!r} for inserts into {plan.table}")
     ends.say(f"creating slot {plan.slot!r}; it waits for transactions that are open now")
-    made = administration.create_slot(plan.slot, plan.table)
-    if made.rows_before and plan.existing is None:
-        administration.drop_slot(plan.slot)
-        _refuse_rows(ends)
-    position = _first_position(plan, ends.catalog, position, made)
-    publisher.commit(position, nobody_waits)
+    try:
+        position = _begin(ends, position)
+    except CdcError:
+        publisher.abort(ABORT_S)
+        administration.drop_slot(plan.slot)  # the next init makes another; until then it would keep the log for nothing
+        raise
     ends.say(f"created slot {plan.slot!r}; pipeline {plan.pipeline!r} begins at {position.end_lsn}")
     return position
+
+
+def _begin(ends: _Ends, pending: Position) -> Position:
+    """Make the slot, and commit the first position with what is published of the rows that its snapshot shows."""
+    plan, publisher = ends.plan, ends.publisher
+    with (
+        ends.administration.new_slot(plan.slot) as (consistent_point, exported),
+        looking(plan.admin_dsn, plan.application_name, exported) as view,
+    ):
+        rows = view.connection.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(plan.table.identifier)).fetchone() == (True,)
+        if rows and plan.existing is None:
+            raise _rows_there(plan)
+        position = _first_position(plan, ends.catalog, pending, consistent_point, view.snapshot, rows=rows)
+        if rows and plan.existing == "publish":
+            _publish(ends, view, consistent_point)
+        publisher.commit(position, nobody_waits)
+        return position
+
+
+def _publish(ends: _Ends, view: View, consistent_point: Lsn) -> None:
+    """Produce the rows of the slot's snapshot, into the Kafka transaction that the first position ends: all of them, or none."""
+    plan = ends.plan
+    assert plan.encoder is not None, "whoever asks for publish brings the schemas"
+    outgoing = Outgoing(ends.publisher, Router(plan.mapping, plan.encoder, 0), 0, plan.policy)
+    rows = table_rows(ends.catalog, plan.table, plan.mapping)
+    where = None if plan.where is None else condition(plan.where)
+    try:
+        outgoing.publish((row.row for row in rows.read(view, before(consistent_point), where)), ends.progress)
+    except TransactionTimedOut as error:
+        msg = f"{error.rows} rows so far took {error.seconds:.1f} s, longer than one Kafka transaction of {error.timeout_s:.0f} s"
+        raise KafkaRefused(msg, f"{error.fix}, or publish fewer rows: --where") from error
+    ends.say(f"publishing {outgoing.events} rows that were there before, and {outgoing.dead_letters} as dead letters")
 
 
 def _pending(plan: Plan, server: Server, cluster: str, now_us: int) -> Position:
@@ -162,21 +210,25 @@ def _pending(plan: Plan, server: Server, cluster: str, now_us: int) -> Position:
         end_lsn=Lsn(0),
         commit_time_us=now_us,
         witness="none",
-        message_prefix=None,
+        message_prefix=plan.mapping.message_prefix,
         existing=Existing("none", ""),
         pending=time_text(now_us),
     )
 
 
-def _first_position(plan: Plan, catalog: LiveCatalog, pending: Position, made: NewSlot) -> Position:
-    fingerprint = catalog.publication(plan.publication, made.consistent_point)
+def _first_position(  # noqa: PLR0913 - what init and the new slot know
+    plan: Plan, catalog: LiveCatalog, pending: Position, consistent_point: Lsn, snapshot: str, *, rows: bool
+) -> Position:
+    fingerprint = catalog.publication(plan.publication, consistent_point)
     if fingerprint is None:
         raise PostgresRefused(f"publication {plan.publication!r} was dropped meanwhile", "run `cdc init` again")
+    # What --where left out was skipped: a row of the snapshot then needs no record.
+    mode: Literal["none", "skip", "publish"] = "publish" if plan.existing == "publish" and plan.where is None else "skip"
     return replace(
         pending,
         publication_fingerprint=fingerprint,
-        end_lsn=made.consistent_point,
-        existing=Existing("skip" if made.rows_before else "none", made.snapshot),
+        end_lsn=consistent_point,
+        existing=Existing(mode if rows else "none", snapshot),
         pending=None,
     )
 
@@ -185,8 +237,12 @@ def _refuse_rows(ends: _Ends) -> None:
     plan = ends.plan
     [(rows,)] = ends.administration.execute(f"SELECT EXISTS (SELECT FROM {plan.table})")  # noqa: S608 - quoted by Table
     if rows:
-        msg = f"table {plan.table} has rows that the slot will not stream"
-        raise ConfigurationError(msg, "say what becomes of them: cdc init --existing skip")
+        raise _rows_there(plan)
+
+
+def _rows_there(plan: Plan) -> ConfigurationError:
+    msg = f"table {plan.table} has rows that the slot will not stream"
+    return ConfigurationError(msg, "say what becomes of them: cdc init --existing publish, or --existing skip")
 
 
 def _identify(ends: _Ends) -> Server:

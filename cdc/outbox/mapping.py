@@ -42,6 +42,7 @@ class OutboxMapping:
     tombstones: bool = True
     payload: Literal["json", "avro"] = "json"
     value: Literal["avro", "json"] = "avro"
+    message_prefix: str | None = None
 
     def required(self) -> list[str]:
         """Keys that must be found: what every outbox has, what the templates name, what the user mapped himself."""

@@ -21,14 +21,18 @@ from typing import Any, NamedTuple, TypeVar
 from cdc.avro.encoder import Encoder
 from cdc.errors import InvalidEvent
 from cdc.event import Record
+from cdc.outbox import message
 from cdc.outbox import values as read
 from cdc.outbox.mapping import NAME_LIMIT, Located, OutboxMapping, found, locate, placeholders
 from cdc.position import time_text
 from cdc.postgres.pgoutput import Begin, Relation
-from cdc.postgres.transaction import Row
+from cdc.postgres.transaction import MESSAGES, Row
 
 CACHE_LIMIT = 10_000
 """Topics or encoders remembered by the row's bytes; beyond it (a template over an unbounded value) the cache starts anew."""
+
+RELATIONS_KEPT = 1_000
+"""Relations whose converters are kept: the partitions of an outbox, and what they were before each change."""
 
 OWN_HEADERS = "SPEC_VERSION, ('ce_id', id), SOURCE, type_header, ('ce_time', time), ('ce_sequence', sequence)"
 """The headers that every record has, as the generated function writes them."""
@@ -66,6 +70,8 @@ class Router:
         self._encoder = encoder
         self._generation = generation
         self._relation: Relation | None = None
+        self._known: dict[int, tuple[Relation, Located, Convert]] = {}
+        self._messages = message.relation_of(mapping)
         self._begin: Begin | None = None
         self._located = Located({}, {})
         self._convert: Convert = _nothing
@@ -98,6 +104,11 @@ class Router:
         _, relation, _, values = row
         if relation is not self._relation:
             self._use(relation)
+        if relation is MESSAGES:
+            try:
+                relation, values = self._messages, message.read(values[0] or b"", self._messages)
+            except InvalidEvent:
+                return {"payload": values[0]}
         return read.mapped(self._located, relation, values)
 
     def topic_of(self, values: dict[str, bytes | None]) -> str:
@@ -119,18 +130,30 @@ class Router:
         self._timestamp_ms = begin.commit_time_us // 1000
 
     def _use(self, relation: Relation) -> None:
+        """Turn to the rows of a relation; a transaction may hold rows of several: partitions, and messages."""
+        known = self._known.get(id(relation))
+        if known is None:
+            if len(self._known) >= RELATIONS_KEPT:
+                self._known.clear()
+            known = self._known[id(relation)] = (relation, *self._understand(relation))
+        self._relation, self._located, self._convert = known
+
+    def _understand(self, relation: Relation) -> tuple[Located, Convert]:
         """Find the keys in a relation, by name, and generate the function that converts its rows."""
-        self._relation = relation
-        names = [column.name for column in relation.columns]
-        self._topics.clear()
-        self._kinds.clear()
+        table = self._messages if relation is MESSAGES else relation
+        names = [column.name for column in table.columns]
         try:
             self._located = locate(self._mapping, names)
         except InvalidEvent as missing:
-            self._located = found(self._mapping, names)
-            self._convert = _refuser(missing)
-            return
-        self._convert = self._compiled(relation)
+            return found(self._mapping, names), _refuser(missing)
+        convert = self._compiled(table)
+        if relation is not MESSAGES:
+            return self._located, convert
+
+        def convert_message(values: Values, sequence: bytes, time: bytes, timestamp_ms: int) -> Record:
+            return convert(message.read(values[0] or b"", table), sequence, time, timestamp_ms)
+
+        return self._located, convert_message
 
     def _compiled(self, relation: Relation) -> Convert:
         """Generate `convert(values, sequence, commit time, timestamp)` with the steps that this relation needs."""

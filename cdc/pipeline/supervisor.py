@@ -84,6 +84,7 @@ class Identity:
     pipeline: str
     slot: str
     static_topics: tuple[str, ...] = ()
+    message_prefix: str | None = None
 
 
 class GraceEnded(CdcError):
@@ -192,6 +193,7 @@ class Supervisor:
         server = source.watch()
         self._own(server)
         position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        position = continuity.listening(position, name.message_prefix)
         source.start(position)
         relay = self._relay(position, self._waiting)
         self._turn(State.STREAMING)

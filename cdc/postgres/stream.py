@@ -34,6 +34,7 @@ class ReplicationStream:
         *,
         slot: str,
         publication: str,
+        message_prefix: str | None = None,
         wanted: Callable[[Relation], bool],
         status_interval_s: float,
         catalog: Catalog,
@@ -43,6 +44,7 @@ class ReplicationStream:
     ) -> None:
         self._slot = slot
         self._publication = publication
+        self._message_prefix = message_prefix
         self._wanted = wanted
         self._status_interval_s = status_interval_s
         self._catalog = catalog
@@ -78,7 +80,7 @@ class ReplicationStream:
             raise Retriable(msg)
         identity = link.identify()
         try:
-            link.start(self._slot, self._publication, messages=False)
+            link.start(self._slot, self._publication, messages=self._message_prefix is not None)
         except SlotBusy:
             slot = self._catalog.slot(self._slot)
             raise SlotBusy(self._slot, slot.active_pid if slot else None) from None
@@ -92,7 +94,7 @@ class ReplicationStream:
         """See Source."""
         walsender, _ = self._opened()
         part = SkippedPart(position.witness, self._slot_lsn, position.end_lsn)
-        self._transactions = Transactions(self._wanted, position.end_lsn, part)
+        self._transactions = Transactions(self._wanted, position.end_lsn, part, self._message_prefix)
         walsender.start(position.end_lsn, self._transactions)
 
     def receive(self, timeout_s: float) -> Sequence[Row | TransactionEnd]:

@@ -26,7 +26,7 @@ from cdc.errors import ProtocolError
 from cdc.position import Lsn, Witness
 from cdc.postgres import pgoutput
 from cdc.postgres.base_types import base_of, resolved
-from cdc.postgres.pgoutput import Begin, Commit, Insert, PgoutputMessage, Relation, Type
+from cdc.postgres.pgoutput import Begin, Column, Commit, Insert, Message, PgoutputMessage, Relation, Type
 from cdc.postgres.witness import SkippedPart, straddles
 
 XLOG_DATA_HEADER = 25
@@ -45,6 +45,9 @@ class TransactionEnd(NamedTuple):
     xid: int
     rows: int
 
+
+MESSAGES = Relation(0, "", "logical message", "n", (Column("content", 17, -1, key=False),))
+"""What stands for a table in the row that a logical message is: its only value is the message's content."""
 
 RowDecoder = Callable[[bytes], tuple[bytes | None, ...]]
 
@@ -100,6 +103,10 @@ def _unexpected(kind: int) -> ProtocolError:
     return ProtocolError(f"an insert has a column value of kind {chr(kind)!r}; an insert always carries every value whole")
 
 
+def _outside(what: str) -> ProtocolError:
+    return ProtocolError(f"{what} arrived outside of a transaction")
+
+
 def _malformed(frame: bytes, at: int) -> ProtocolError:
     return ProtocolError(f"malformed insert: its values end at byte {at} of {len(frame)}")
 
@@ -107,11 +114,15 @@ def _malformed(frame: bytes, at: int) -> ProtocolError:
 class Transactions:
     """The relation cache and the transaction under way.
 
-    `wanted` tells whether a relation is the outbox. `ignored` counts, by message type, what was decoded and not used.
+    `wanted` tells whether a relation is the outbox; transactional messages with `prefix` are rows of MESSAGES. `ignored`
+    counts, by message type, what was decoded and not used.
     """
 
-    def __init__(self, wanted: Callable[[Relation], bool], position: Lsn, part: SkippedPart | None = None) -> None:
+    def __init__(
+        self, wanted: Callable[[Relation], bool], position: Lsn, part: SkippedPart | None = None, prefix: str | None = None
+    ) -> None:
         self._wanted = wanted
+        self._prefix = prefix
         self._position = position
         self.part = part or SkippedPart("unknown", position, position)
         self._decoders: dict[bytes, tuple[Relation, RowDecoder]] = {}
@@ -130,28 +141,37 @@ class Transactions:
     def feed(self, frame: bytes, items: list[Row | TransactionEnd]) -> None:
         """Take one XLogData frame; append the row or the end that it means, if any."""
         known = self._decoders.get(frame[25:33])
-        if known is not None:
-            begin = self._begin
-            if begin is None:
-                msg = "an insert arrived outside of a transaction"
-                raise ProtocolError(msg)
-            if not self._skipping:
-                items.append((begin, known[0], self._ordinal, known[1](frame)))
-            self._ordinal += 1
+        if known is None:
+            self._take(pgoutput.decode(frame[XLOG_DATA_HEADER:]), items)
             return
-        message = pgoutput.decode(frame[XLOG_DATA_HEADER:])
+        begin = self._begin
+        if begin is None:
+            raise _outside("an insert")
+        if not self._skipping:
+            items.append((begin, known[0], self._ordinal, known[1](frame)))
+        self._ordinal += 1
+
+    def _take(self, message: PgoutputMessage, items: list[Row | TransactionEnd]) -> None:
         match message:
             case Begin():
                 self._start(message)
             case Commit():
                 items.append(self._end(message))
+            case Type():
+                self._bases[message.oid] = base_of(message)
             case Relation():
-                self._remember(message)
+                self._remember(resolved(message, self._bases))
+            case Message() if message.transactional and message.prefix == self._prefix:
+                if self._begin is None:
+                    raise _outside("a transactional message")
+                if not self._skipping:
+                    items.append((self._begin, MESSAGES, self._ordinal, (message.content,)))
+                self._ordinal += 1
             case Insert() if message.relation_oid not in self._others:
                 msg = f"a row of {len(message.values)} values came for relation {message.relation_oid}, which is not described so"
                 raise ProtocolError(msg)
             case _:
-                self._note(message)
+                self.ignored[type(message).__name__.lower()] += 1
 
     def _start(self, begin: Begin) -> None:
         if self._begin is not None:

@@ -39,7 +39,6 @@ Path = tuple[str, ...]
 ANY = object()
 
 NOT_YET: Mapping[Path, object] = {
-    ("outbox", "message_prefix"): ANY,
     ("outbox", "retention"): ANY,
     ("topics", "headers"): "debezium",
 }

@@ -35,7 +35,7 @@ SPECIAL: Mapping[Key, tuple[str, str, str]] = {
 }
 """Values of options that do not take any word; an option with two choices has the flag's differ from the others."""
 
-UNAVAILABLE = {("outbox", "message_prefix"), ("outbox", "retention")}
+UNAVAILABLE = {("outbox", "retention")}
 
 PROPERTIES: list[Key] = [
     ("kafka", "bootstrap.servers"),

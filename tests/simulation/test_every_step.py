@@ -43,7 +43,7 @@ def calls(script: Script, build: Build) -> int:
 def test_without_faults_all_is_published_once() -> None:
     world, text = found(SMALL, {})
     assert not text
-    assert world.verdict().document() | {"rows": 12, "events": 10, "dead_letters": 2} == world.verdict().document()
+    assert world.verdict().document() | {"rows": 14, "events": 11, "dead_letters": 3} == world.verdict().document()
     assert world.processes[0].observer.failures == []
 
 

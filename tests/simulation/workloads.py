@@ -42,7 +42,7 @@ def large(world: World) -> None:
 
 
 def others(world: World) -> None:
-    """What an outbox has no use for: another table, messages, TRUNCATE, a rolled-back transaction, and log of others."""
+    """What an outbox has no use for, around a row and two messages: another table, messages, TRUNCATE, and log of others."""
     postgres = world.postgres
     mixed = postgres.begin()
     for message in (
@@ -56,6 +56,7 @@ def others(world: World) -> None:
     ):
         postgres.change(mixed, message)
     world.insert(mixed, ("e1", "k2", good(11)))
+    world.emit(mixed, ("m1", "k2", good(12)), ("m2", "k1", BAD))
     postgres.emit("hb", b"outside")
     world.commit(mixed)
     world.insert(postgres.begin(), ("never", "k1", good(0)))
@@ -102,7 +103,7 @@ def burst(rng: random.Random, ids: Iterator[int]) -> Action:
         for together in itertools.zip_longest(*rows):
             for transaction, row in zip(writing, together, strict=True):
                 if row is not None:
-                    world.insert(transaction, row)
+                    (world.emit if row[1] == "k0" else world.insert)(transaction, row)
         for (_, turn), transaction in sorted(zip(writers, writing, strict=True), key=lambda each: each[0][1]):
             if turn >= 0:
                 world.commit(transaction)

@@ -14,6 +14,7 @@ goes on only when it is told to, one call at a time: with two of them one can sl
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,13 +38,13 @@ from cdc.pipeline.supervisor import Identity, Supervisor
 from cdc.position import Existing, Lsn, Position
 from cdc.postgres.catalog import Catalog
 from cdc.postgres.link import Link
-from cdc.postgres.pgoutput import Relation
+from cdc.postgres.pgoutput import Insert, Message, Relation
 from cdc.postgres.server import Server
 from cdc.postgres.stream import ReplicationStream
 from tests.simulation.fake_kafka import Cluster, FakePublisher, Outcome, Topic, Transaction, Verb
 from tests.simulation.fake_postgres import OUTBOX, FakeCatalog, FakeLink, FakePostgres, OpenTransaction
 
-NAME, SLOT = "shop", "cdc_shop"
+NAME, SLOT, PREFIX = "shop", "cdc_shop", "shop.outbox"
 POSITIONS, EVENTS, DEAD = "_cdc.shop.position", "outbox.event.order", "cdc.shop.dead-letter"
 
 LAG_LIMIT_S = 400.0
@@ -206,6 +207,7 @@ class Process:
         stream = build.stream(
             slot=SLOT,
             publication=SLOT,
+            message_prefix=PREFIX,
             wanted=is_outbox,
             status_interval_s=10.0,
             catalog=cast("Catalog", Guarded(self, catalog)) if build.deep else catalog,
@@ -221,7 +223,7 @@ class Process:
             return build.relay(
                 source=self.source,
                 publisher=self.publisher,
-                router=Router(OutboxMapping(source="/shop"), encoder, position.generation),
+                router=Router(OutboxMapping(source="/shop", message_prefix=PREFIX), encoder, position.generation),
                 policy=Policy(NAME, None if build.stop_at_invalid else DEAD),
                 observer=self.observer,
                 position=position,
@@ -231,7 +233,7 @@ class Process:
             )
 
         self.supervisor = Supervisor(
-            identity=Identity(NAME, SLOT, (DEAD,)),
+            identity=Identity(NAME, SLOT, (DEAD,), PREFIX),
             source=self.source,
             publisher=self.publisher,
             precheck=self.alive,
@@ -385,13 +387,24 @@ class World:
             self.postgres.insert(transaction, event.encode(), b"order", key.encode(), b"OrderPlaced", payload.encode())
         return transaction
 
+    def emit(self, transaction: OpenTransaction, *rows: tuple[str, str, str]) -> OpenTransaction:
+        """Write rows as logical messages."""
+        for event, key, payload in rows:
+            content = f'{{"id":"{event}","aggregatetype":"order","aggregateid":"{key}","type":"OrderPlaced","payload":{payload}}}'
+            self.postgres.change(transaction, Message(True, self.postgres.end, PREFIX, content.encode()))
+        return transaction
+
     def commit(self, transaction: OpenTransaction) -> None:
         self.postgres.commit(transaction)
         for _, message in transaction.changes:
-            values = getattr(message, "values", None)
-            if values is None or getattr(message, "relation_oid", None) != OUTBOX.oid:
+            if isinstance(message, Insert) and message.relation_oid == OUTBOX.oid:
+                event, _, key, event_type, payload = cast("tuple[bytes, ...]", message.values)
+            elif isinstance(message, Message) and message.prefix == PREFIX:
+                said = json.loads(message.content)
+                event, key, event_type = (said[name].encode() for name in ("id", "aggregateid", "type"))
+                payload = json.dumps(said["payload"], separators=(",", ":")).encode()
+            else:
                 continue
-            event, _, key, event_type, payload = values
             try:
                 payloads = frozenset({digest(ENCODER.encode(payload))})
             except InvalidEvent:
@@ -446,7 +459,7 @@ class World:
             end_lsn=self.postgres.end,
             commit_time_us=round(self.wall() * 1_000_000),
             witness="none",
-            message_prefix=None,
+            message_prefix=PREFIX,
             existing=Existing("none", "740:740:"),
         )
         epoch = self.kafka.init_producer("genesis")

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from cdc.errors import CdcError, ContinuityError, PostgresRefused
-from cdc.pipeline.continuity import Evidence, first_look, owned, prove
+from cdc.pipeline.continuity import Evidence, first_look, listening, owned, prove
 from cdc.position import Fingerprint, Lsn, Member, Position
 from cdc.postgres.server import Server
 from tests.unit.pipeline.samples import FINGERPRINT, POSITION, SERVER, position, server, slot
@@ -246,3 +246,10 @@ def test_the_slot_must_be_held_by_our_connection() -> None:
 def test_a_fingerprint_without_members_is_another_one() -> None:
     with pytest.raises(ContinuityError):
         prove(evidence(server(publication=Fingerprint(FINGERPRINT.oid, FINGERPRINT.xmin, (), Lsn(0)))))
+
+
+def test_messages_of_another_prefix_leave_no_witness_until_the_next_event() -> None:
+    assert listening(POSITION, None) is POSITION
+    turned = listening(POSITION, "outbox")
+    assert (turned.message_prefix, turned.witness) == ("outbox", "unknown")
+    assert listening(turned, "outbox") is turned

@@ -28,9 +28,10 @@ from cdc.postgres.pgoutput import (
     Update,
     Value,
 )
-from cdc.postgres.transaction import XLOG_DATA_HEADER, Row, TransactionEnd, Transactions, compile_row_decoder
+from cdc.postgres.transaction import MESSAGES, XLOG_DATA_HEADER, Row, TransactionEnd, Transactions, compile_row_decoder
 from tests.simulation.pgoutput_bytes import encode, xlog_data
 
+PREFIX = "outbox"
 ROWS = st.lists(st.none() | st.binary(max_size=12), max_size=7)
 
 
@@ -266,3 +267,45 @@ def test_any_frames_are_rows_or_a_protocol_error(frames: list[bytes]) -> None:
     with contextlib.suppress(ProtocolError):
         for frame in frames:
             made.feed(b"w" + frame, items)
+
+
+# logical messages
+
+
+def test_a_transactional_message_of_our_prefix_is_a_row_among_rows() -> None:
+    made = Transactions(lambda relation: relation.name == "outbox", Lsn(0), prefix=PREFIX)
+    inside: list[PgoutputMessage] = [
+        Message(True, Lsn(12), PREFIX, b"first"),
+        relation(),
+        Insert(1, (b"a", b"b")),
+        Message(True, Lsn(14), PREFIX, b"last"),
+    ]
+    items = feed(made, *whole(10, 20, *inside))
+    begin = Begin(Lsn(10), 5, 7)
+    assert items[:1] + items[2:] == [
+        (begin, MESSAGES, 0, (b"first",)),
+        (begin, MESSAGES, 2, (b"last",)),
+        TransactionEnd(Lsn(20), Lsn(10), 5, 7, 3),
+    ]
+    assert not made.ignored
+
+
+def test_other_messages_are_ignored_and_counted() -> None:
+    made = Transactions(lambda relation: relation.name == "outbox", Lsn(0), prefix=PREFIX)
+    outside = Message(False, Lsn(12), PREFIX, b"x")
+    assert feed(made, outside, *whole(10, 20, outside, Message(True, Lsn(13), "hb", b"x"))) == [TransactionEnd(Lsn(20), Lsn(10), 5, 7, 0)]
+    assert made.ignored == {"message": 3}
+
+
+def test_a_message_that_was_published_before_is_skipped_and_counts_for_the_witness() -> None:
+    made = Transactions(lambda relation: relation.name == "outbox", Lsn(20), prefix=PREFIX)
+    items = feed(made, *whole(10, 20, Message(True, Lsn(12), PREFIX, b"x")), *whole(20, 30, Message(True, Lsn(22), PREFIX, b"y"), xid=8))
+    assert [item[3] for item in items if not isinstance(item, TransactionEnd)] == [(b"y",)]
+    assert made.part._last is not None
+    assert made.part._last.xid == 7
+
+
+def test_a_transactional_message_outside_of_a_transaction_is_a_protocol_error() -> None:
+    made = Transactions(lambda relation: relation.name == "outbox", Lsn(0), prefix=PREFIX)
+    with pytest.raises(ProtocolError, match="outside of a transaction"):
+        feed(made, Message(True, Lsn(12), PREFIX, b"x"))
