@@ -34,7 +34,7 @@ from psycopg import sql
 
 from cdc.avro import folder as schema_folder
 from cdc.cli import main
-from cdc.devstack.process import free_ports, start
+from cdc.devstack.process import held_ports, port_of, start
 from cdc.position import Lsn
 from tests.waiting import POLL_S, wait_for
 
@@ -159,7 +159,8 @@ class Pipeline:
         self.dead_letter_topic = f"cdc.{name}.dead-letter"
         self.position_topic = f"_cdc.{name}.position"
         self.config = folder / "cdc.toml"
-        self.port = free_ports(1)[0]
+        self._held = held_ports(1)
+        self.port = port_of(self._held[0])
         self.processes: list[subprocess.Popen[bytes]] = []
         self.settings: dict[str, Any] = {
             "name": name,
@@ -184,7 +185,14 @@ class Pipeline:
         for process in self.processes:
             self.kill(process)
         self.hang_up()
+        for held in self._held:
+            held.close()
         print(self.log[-4000:])  # shown by pytest when the test failed
+
+    def another_port(self) -> int:
+        """A port of ours on which nobody listens yet: for a second instance, or as the address of a server that is not there."""
+        self._held += held_ports(1)
+        return port_of(self._held[-1])
 
     # Settings
 

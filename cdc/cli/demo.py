@@ -7,6 +7,7 @@ one over the shop's own ledger and what a consumer saw, one over the table and t
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from cdc.devstack import stack as servers
 from cdc.devstack.demo.child import PipelineProcess
 from cdc.devstack.demo.shop import ORDERS_TABLE, Shop
 from cdc.devstack.demo.watcher import Watcher
-from cdc.devstack.process import free_ports
+from cdc.devstack.process import held_ports, port_of
 from cdc.devstack.stack import Stack
 from cdc.errors import CdcError, ConfigurationError
 from cdc.kafka.subscriber import Seen
@@ -103,7 +104,8 @@ class Demo:
         self.dsn = self.stack.postgres.dsn("shop")
         with psycopg.connect(self.stack.postgres.dsn(), autocommit=True) as connection:
             connection.execute("CREATE DATABASE shop")
-        port, self.config = free_ports(1)[0], folder / "cdc.toml"
+        port = port_of(self._own(held_ports(1)[0], socket.socket.close))
+        self.config = folder / "cdc.toml"
         self.config.write_text(_configuration(self.stack, port))
         self.settings: Settings = load(self.config)
         self._tell("cdc init")

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from cdc.devstack.jars import LOCK, cache_dir, fetch, locked
-from cdc.devstack.process import LOOPBACK, accepts, free_ports, last_lines, start
+from cdc.devstack.process import LOOPBACK, accepts, last_lines, start
 from cdc.devstack.server import Server
 from cdc.errors import CdcError
 
@@ -72,7 +72,7 @@ class KafkaBroker(Server):
         dies_with_us: bool = True,
     ) -> None:
         super().__init__(folder, dies_with_us=dies_with_us)
-        self.port, self.controller_port = ports or tuple(free_ports(2))
+        self.port, self.controller_port = ports or self._own_ports(2)
         self.properties = {**PROPERTIES, **(properties or {})}
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from cdc.devstack.jars import cache_dir, fetch, locked
-from cdc.devstack.process import LOOPBACK, accepts, free_ports, start
+from cdc.devstack.process import LOOPBACK, accepts, start
 from cdc.devstack.server import Server
 from cdc.errors import CdcError
 
@@ -67,7 +67,7 @@ class PostgresServer(Server):
         super().__init__(folder, dies_with_us=dies_with_us)
         self.version = version
         self.settings = {**SETTINGS, **(settings or {})}
-        self.port = port or free_ports(1)[0]
+        self.port = port or self._own_ports(1)[0]
         self.data = self.folder / "data"
         self._user = pwd.getpwnam(UNPRIVILEGED).pw_uid if os.geteuid() == 0 else None
 

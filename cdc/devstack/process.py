@@ -28,29 +28,42 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nobody listens on now.
+def held_ports(count: int) -> list[socket.socket]:
+    """Return sockets that hold ports on loopback which nobody else has, and that nobody else finds free until they are closed.
+
+    None of them listens. Whoever binds with SO_REUSEADDR, as servers do, can bind beside them; who looks for a free port binds
+    without it, and cannot. So the port of a server that is starting, or down for a while, is not given to another one.
 
     They lie below the range from which the kernel takes the ports of outgoing connections. Inside it a client that knocks at
     a server being restarted can be given the server's own port, connects to itself, and keeps the server from coming back.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = list(range(LOWEST_PORT, first_ephemeral)) or [0]
-    ports: list[int] = []
-    held: list[socket.socket] = []  # until the last is found, so that they differ
-    try:
-        while len(ports) < count:
-            probe = socket.socket()
-            held.append(probe)
-            try:
-                probe.bind((LOOPBACK, random.choice(candidates)))  # noqa: S311 - no secret
-            except OSError:
-                continue
-            ports.append(probe.getsockname()[1])
-        return ports
-    finally:
-        for each in held:
-            each.close()
+    held: list[socket.socket] = []
+    while len(held) < count:
+        probe = socket.socket()
+        try:
+            probe.bind((LOOPBACK, random.choice(candidates)))  # noqa: S311 - no secret
+        except OSError:
+            probe.close()
+            continue
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.append(probe)
+    return held
+
+
+def port_of(held: socket.socket) -> int:
+    """Return the port that a socket holds."""
+    return int(held.getsockname()[1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody has now, and that anybody may take from now on."""
+    held = held_ports(count)
+    ports = [port_of(each) for each in held]
+    for each in held:
+        each.close()
+    return ports
 
 
 def start(  # noqa: PLR0913 - what a process is started with

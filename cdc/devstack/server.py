@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from cdc.devstack.process import KILL_TIMEOUT_S, end, kill, start_time, state_of, wait_ready
+from cdc.devstack.process import KILL_TIMEOUT_S, end, held_ports, kill, port_of, start_time, state_of, wait_ready
 from cdc.errors import CdcError
 
 OWNER = "owner"
@@ -39,6 +40,12 @@ class Server(ABC):
         self.log = self.folder / f"{self.NAME.lower()}.log"
         self._dies_with_us = dies_with_us
         self._process: subprocess.Popen[bytes] | None = None
+        self._held: list[socket.socket] = []
+
+    def _own_ports(self, count: int) -> list[int]:
+        """Return free ports that stay ours until `close`, also while the server is down."""
+        self._held = held_ports(count)
+        return [port_of(each) for each in self._held]
 
     @abstractmethod
     def prepare(self) -> None:
@@ -114,6 +121,8 @@ class Server(ABC):
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
             self._end(self.STOP_SIGNAL)
+        for each in self._held:
+            each.close()
 
     def _end(self, signal_number: int) -> None:
         if self._process is not None:
@@ -127,7 +136,7 @@ def _temporary_folder(prefix: str, *, owned: bool) -> Path:
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, old.read_text().split())
             if start_time(pid) != started:
-                shutil.rmtree(old.parent)
+                shutil.rmtree(old.parent, ignore_errors=True)  # others may be at it too: each goes on where the other was first
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     if owned:
         (folder / OWNER).write_text(f"{os.getpid()} {start_time(os.getpid())}")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cdc.devstack.process import free_ports
 from tests.crash.rounds import clean, rounds
 from tests.crash.storm import Storm, judged
 from tests.pipeline import Pipeline, sizes
@@ -34,7 +33,7 @@ def test_sigkill_at_random_moments(pipeline: Pipeline, size: int) -> None:
 
 def test_a_frozen_process_that_wakes_up_beside_its_successor_publishes_nothing(pipeline: Pipeline) -> None:
     pipeline.init()
-    port = free_ports(1)[0]
+    port = pipeline.another_port()
     with Storm(pipeline.dsn, random.randrange(1 << 31)) as storm:
         old = pipeline.started()
         wait_for(lambda: storm.transactions > 50, what="load")

@@ -12,7 +12,6 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.cli import main
-from cdc.devstack.process import free_ports
 from tests.pipeline import Pipeline
 
 pytestmark = pytest.mark.servers
@@ -231,7 +230,7 @@ def test_limits_of_the_broker(made: Doctor) -> None:
 
 
 def test_servers_that_are_away_are_findings(doctor: Doctor) -> None:
-    nobody = free_ports(1)[0]
+    nobody = doctor.pipeline.another_port()
     doctor.pipeline.settings["postgres.dsn"] = f"host=127.0.0.1 port={nobody} user=cdc"
     doctor.pipeline.settings["kafka.bootstrap.servers"] = f"127.0.0.1:{nobody}"
     failed = doctor.failed()

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc.devstack.kafka import KafkaBroker
-from cdc.devstack.process import free_ports
+from cdc.devstack.process import held_ports, port_of
 from cdc.errors import InvalidEvent, KafkaRefused, Retriable
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
@@ -60,7 +60,8 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Guarded]:
-    plain, controller, sasl = free_ports(3)
+    held = held_ports(3)
+    plain, controller, sasl = map(port_of, held)
     properties = {
         "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},SASL://127.0.0.1:{sasl}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl}",
@@ -75,6 +76,8 @@ def guarded() -> Iterator[Guarded]:
     }
     with KafkaBroker(properties=properties, ports=(plain, controller)) as broker:
         yield Guarded(broker, sasl)
+    for each in held:
+        each.close()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import psycopg
 import pytest
 
 from cdc.devstack.postgres import PostgresServer
-from cdc.devstack.process import free_ports
 from tests.conftest import Pipelines
 from tests.pipeline import Pipeline
 from tests.waiting import wait_for
@@ -23,7 +22,7 @@ CANARY = "canary-5d1f"
 def test_a_second_instance_stands_by_and_takes_over(pipeline: Pipeline) -> None:
     pipeline.init()
     first = pipeline.started()
-    [port] = free_ports(1)
+    port = pipeline.another_port()
     second = pipeline.start(port=port)
     wait_for(lambda: pipeline.get("/health/ready", port)[1].startswith("standby"), 30, "the second one stands by")
     code, text = pipeline.get("/health/ready", port)
@@ -47,7 +46,7 @@ def test_a_second_instance_stands_by_and_takes_over(pipeline: Pipeline) -> None:
 def test_a_standby_stops_at_once(pipeline: Pipeline) -> None:
     pipeline.init()
     pipeline.started()
-    [port] = free_ports(1)
+    port = pipeline.another_port()
     second = pipeline.start(port=port)
     wait_for(lambda: pipeline.get("/health/ready", port)[1].startswith("standby"), 30)
     assert pipeline.terminate(second, 5) == 0

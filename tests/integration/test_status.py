@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cdc.cli import main
-from cdc.devstack.process import free_ports
 from tests.pipeline import Pipeline
 
 pytestmark = pytest.mark.servers
@@ -53,7 +52,7 @@ def test_a_pipeline_that_runs_elsewhere(pipeline: Pipeline, capsys: pytest.Captu
 def test_ends_that_are_away(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     document = status(pipeline, capsys)
     assert "does not exist" in document["reason"]
-    nobody = free_ports(1)[0]
+    nobody = pipeline.another_port()
     pipeline.settings["postgres.dsn"] = f"host=127.0.0.1 port={nobody} user=cdc password=canary"
     pipeline.settings["kafka.bootstrap.servers"] = f"127.0.0.1:{nobody}"
     document = status(pipeline, capsys)

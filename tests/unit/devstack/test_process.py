@@ -44,21 +44,36 @@ def sleeper(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.kill(started)
 
 
-def test_ports_differ_are_free_and_are_never_those_of_outgoing_connections() -> None:
-    ports = process.free_ports(20)
+@pytest.fixture
+def held() -> Iterator[list[socket.socket]]:
+    sockets = process.held_ports(20)
+    yield sockets
+    for each in sockets:
+        each.close()
+
+
+def test_ports_differ_are_free_and_are_never_those_of_outgoing_connections(held: list[socket.socket]) -> None:
+    ports = list(map(process.port_of, held))
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert len(set(ports)) == 20
     assert all(process.LOWEST_PORT <= port < first_ephemeral for port in ports)
     assert not any(map(process.accepts, ports))
 
 
-def test_accepts_tells_whether_somebody_listens() -> None:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        assert process.accepts(port)
+def test_a_held_port_is_nobody_elses_and_a_server_listens_on_it_beside_us(held: list[socket.socket]) -> None:
+    address = (LOOPBACK, process.port_of(held[0]))
+    for _ in range(2):  # it may go and come back
+        with socket.create_server(address):
+            assert process.accepts(address[1])
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+
+
+def test_accepts_tells_whether_somebody_listens(held: list[socket.socket]) -> None:
+    port = process.port_of(held[0])
     assert not process.accepts(port)
+    held[0].listen()
+    assert process.accepts(port)
 
 
 def test_a_polite_end(sleeper: subprocess.Popen[bytes]) -> None:
