@@ -37,7 +37,7 @@ class PipelineObserver:
     ) -> None:
         self._monotonic = monotonic
         self.health = Health(pipeline, monotonic=monotonic, wall_us=wall_us)
-        self.metrics = Metrics(self.health, tuple(State))
+        self.metrics = Metrics()
         self._log = logger("pipeline").bind(pipeline=pipeline)
         self._windows: dict[str, tuple[float, int]] = {}
 
@@ -61,7 +61,7 @@ class PipelineObserver:
     def failed(self, error: Exception) -> None:
         """Count and log the error that ended a passage through the door."""
         self.health.failed()
-        self.metrics.failures.labels(cause_of(error)).inc()
+        self.metrics.failures.add(label=cause_of(error))
         self._log.warning("passage failed", cause=cause_of(error), error=describe(error))
 
     def published(self, topics: Mapping[str, tuple[int, int]]) -> None:
@@ -76,13 +76,13 @@ class PipelineObserver:
         health.committed(position, events, dead_letters)
         if not events and not dead_letters:
             return
-        metrics.events.inc(events)
-        metrics.kafka_transaction_s.observe(seconds)
-        metrics.latency_s.observe(max(0.0, (health.now_us() - position.commit_time_us) / 1e6))
+        metrics.events.add(events)
+        metrics.kafka_transaction_s.add(seconds)
+        metrics.latency_s.add(max(0.0, (health.now_us() - position.commit_time_us) / 1e6))
 
     def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
         """Count and log a row that was parked."""
-        self.metrics.dead_letters.labels(reason).inc()
+        self.metrics.dead_letters.add(label=reason)
         now = self._monotonic()
         since, told = self._windows.get(reason, (now, 0))
         left_out = 0
@@ -95,7 +95,7 @@ class PipelineObserver:
 
     def ignored(self, kind: str, count: int) -> None:
         """Count messages that were decoded and not used."""
-        self.metrics.ignored.labels(kind).inc(count)
+        self.metrics.ignored.add(count, kind)
 
 
 def cause_of(error: Exception) -> str:

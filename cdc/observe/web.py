@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from cdc.observe.exposition import Exposition
 from cdc.observe.health import Health
 from cdc.observe.metrics import Metrics
 from cdc.observe.page import page
@@ -33,9 +34,10 @@ SECURITY_HEADERS = {
 
 def create_app(health: Health, metrics: Metrics, routes: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Build the application; `routes` are those of other rooms, such as the registry's."""
+    exposition = Exposition(health, metrics)
 
-    def exposition(_: Request) -> Response:
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    def scraped(_: Request) -> Response:
+        return Response(exposition.text(), media_type=CONTENT_TYPE_LATEST)
 
     def live(_: Request) -> Response:
         age = health.beat_age_s()
@@ -57,7 +59,7 @@ def create_app(health: Health, metrics: Metrics, routes: Sequence[BaseRoute] = (
     return Starlette(
         routes=[
             Route("/", _handler(index)),
-            Route("/metrics", _handler(exposition)),
+            Route("/metrics", _handler(scraped)),
             Route("/health/live", _handler(live)),
             Route("/health/ready", _handler(ready)),
             Route("/status", _handler(status)),

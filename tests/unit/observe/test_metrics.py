@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.errors import Fenced, SlotBusy
 from cdc.observe import metrics
+from cdc.observe.exposition import Exposition
 from cdc.observe.metrics import METRICS, OTHER
 from cdc.observe.observer import DEAD_LETTER_LINES, DEAD_LETTER_WINDOW_S, PipelineObserver, cause_of
 from cdc.pipeline.ports import Observer
@@ -29,10 +30,14 @@ def observer(clock: Clock) -> PipelineObserver:
     return PipelineObserver("shop", monotonic=clock, wall_us=clock.us)
 
 
+def exposed(observer: PipelineObserver) -> str:
+    return Exposition(observer.health, observer.metrics).text().decode()
+
+
 def samples(observer: PipelineObserver) -> dict[tuple[str, tuple[str, ...]], float]:
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(observer.metrics.exposition().decode())
+        for family in text_string_to_metric_families(exposed(observer))
         for sample in family.samples
     }
 
@@ -56,7 +61,7 @@ def test_every_name_exists_and_no_other(observer: PipelineObserver, clock: Clock
     observer.server(dataclasses.replace(SERVER, slot=dataclasses.replace(SLOT, safe_wal_size=4000)), None)
     families = {
         family.name + ("_total" if family.type == "counter" else "")
-        for family in text_string_to_metric_families(observer.metrics.exposition().decode())
+        for family in text_string_to_metric_families(exposed(observer))
         if not family.name.startswith("process_")
     }
     assert families == NAMES
@@ -92,6 +97,15 @@ def test_values(observer: PipelineObserver) -> None:
     assert seen["cdc_slot_held_back_bytes", ()] == 100
     assert seen["cdc_slot_wal_status", ("reserved",)] == 1
     assert seen["cdc_slot_wal_status", ("lost",)] == 0
+
+
+def test_a_bucket_holds_its_bound_and_all_that_is_below(observer: PipelineObserver) -> None:
+    for seconds in (0.001, 0.002, 0.0021, 300.0, 301.0):
+        observer.metrics.latency_s.add(seconds)
+    text = exposed(observer)
+    bucket = 'cdc_publish_latency_seconds_bucket{le="%s"} %s\n'
+    for expected in (("0.002", 2.0), ("0.005", 3.0), ("60.0", 3.0), ("300.0", 4.0), ("+Inf", 5.0)):
+        assert bucket % expected in text
 
 
 def test_what_is_not_known_is_left_out(observer: PipelineObserver) -> None:
