@@ -1,12 +1,15 @@
 """The invariants, judged over what both ends hold and over what was seen in time; values in, verdict out, no I/O.
 
 Strategy: four passes, each over a stream that is sorted for it, so that memory does not grow with what is judged. Whoever
-calls sorts: `judge` in memory, for the histories of tests; `cdc verify` in a temporary file, for a table of any size.
+calls sorts: `judge` in memory, for the histories of tests; `cdc verify` in temporary files, for a table of any size.
 
     by_id            rows beside records of one id     I1 missing  I2 duplicated  I3 unexpected, deleted, ..
     by_place         records by their place            I3 a place that two ids hold  I5 a transaction with a gap
     by_key           records of a key, in topic order  I4 reordered
     by_transaction   rows by transaction, seen or not  I5 torn
+
+Two of them are for what is rarely there, and whoever has much to sort may ask first: no transaction is visible in part
+unless a row is missing, and no key of a partition is out of order while the partition's places only grow (`Order`).
 
 `Watch` judges what only time shows: I5 together, I6 confirmed, I7 the position, I8 older epochs, I9 lag.
 
@@ -19,17 +22,19 @@ Rules.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 Kind = Literal[
     "missing", "duplicated", "unexpected", "reordered", "torn", "forgotten", "position", "fenced", "lag",
     "deleted", "expired", "pending", "skipped",
 ]  # fmt: skip
+
+Absent = Literal["missing", "pending", "skipped", "expired", "early"]
+"""What a row is when no record of it is visible: lost, or why it need not be there; one that is early is left out altogether."""
 
 DEFECTS: tuple[Kind, ...] = ("missing", "duplicated", "unexpected", "reordered", "torn")
 """What must be 0, in the order in which it is shown."""
@@ -43,7 +48,8 @@ EXAMPLES = 10
 TRANSACTION = 20
 """Characters of a place that tell its generation and transaction; the ordinal follows."""
 
-_PLACE = re.compile(rb"[0-9a-f]{28}")
+PLACE, _HEX = 28, b"0123456789abcdef"
+"""Characters of a whole place, and which."""
 
 
 class Row(NamedTuple):
@@ -51,16 +57,17 @@ class Row(NamedTuple):
 
     `transaction` is any number that the rows of one transaction share (0: unknown). `payloads` holds the digests of every
     value that the row may become (one for each schema version), `original` that of the payload as a dead letter keeps it.
-    `absent` says what the row is when no record of it is visible: missing, or why it need not be there.
+    `meant_for` is for whoever tells what an absent row is; the judge does not look at it.
     """
 
     id: bytes
     key: bytes | None = None
     type: bytes | None = None
     transaction: int = 0
-    payloads: frozenset[bytes] | None = None
+    payloads: Collection[bytes] | None = None
     original: bytes | None = None
-    absent: Literal["missing", "pending", "skipped", "expired"] = "missing"
+    absent: Absent = "missing"
+    meant_for: object = None
 
 
 class Visible(NamedTuple):
@@ -121,7 +128,7 @@ def digest(value: bytes | None) -> bytes:
 
 def place_of(sequence: bytes | None) -> bytes | None:
     """Return a ce_sequence as a place, or None when it is malformed."""
-    return sequence if sequence is not None and _PLACE.fullmatch(sequence) else None
+    return sequence if sequence is not None and len(sequence) == PLACE and not sequence.strip(_HEX) else None
 
 
 def limit_of(generation: int, end_lsn: int) -> bytes:
@@ -137,45 +144,88 @@ def judge(
     `complete`: no row was ever deleted, so a record without a row is unexpected. `whole`: no record was ever deleted, so a
     transaction must have all of its ordinals.
     """
-    verdict, records, outcomes = Verdict(), list(visible), list[tuple[int, bool]]()
-    by_id(verdict, sorted(rows, key=itemgetter(0)), sorted(records, key=itemgetter(0)), outcomes.append, limit=limit, complete=complete)
+    verdict, listed, records = Verdict(), sorted(rows, key=itemgetter(0)), sorted(visible, key=itemgetter(0))
+    by_id(verdict, listed, records, limit=limit, complete=complete)
     placed = [record for record in records if not record.replay and record.place is not None]
     by_place(verdict, sorted((record.place or b"", record.id) for record in placed), whole=whole)
     keyed = sorted(((r.topic, r.partition, r.key or b"", r.key is None), r.offset, r.place or b"", r.id) for r in placed)
     by_key(verdict, ((group, place, event) for group, _, place, event in keyed))
-    by_transaction(verdict, sorted(outcomes))
+    by_transaction(verdict, sorted(outcomes(listed, records)))
     return verdict
+
+
+def absent_of(row: Row) -> Absent:
+    """Return what the row itself says that it is when no record of it is visible."""
+    return row.absent
 
 
 def by_id(  # noqa: PLR0913 - both streams and what is known of them
     verdict: Verdict,
     rows: Iterable[Row],
     visible: Iterable[Visible],
-    outcome: Callable[[tuple[int, bool]], object],
     *,
     limit: bytes | None = None,
     complete: bool = False,
+    absent: Callable[[Row], Absent] = absent_of,
 ) -> None:
-    """Compare rows with records, both sorted by id; `outcome` takes (transaction, seen) of every row that had to be seen."""
+    """Compare rows with records, both sorted by id; `absent` is asked about rows that no record was found for."""
+    plain = 0
     for event, mine, theirs in _beside(rows, visible):
-        firsts = [record for record in theirs if not record.replay]
-        dead = sum(record.dead for record in firsts)
-        verdict.rows += len(mine)
-        verdict.dead_letters += dead
-        verdict.events += len(firsts) - dead
-        verdict.replayed += len(theirs) - len(firsts)
-        for row in mine[len(theirs) :]:
-            verdict.add(row.absent, _shown(event))
+        if len(mine) == 1 == len(theirs) and _plain(mine[0], theirs[0], limit):
+            plain += 1
+        else:
+            _compare(verdict, event, [(row, absent(row)) for row in mine], theirs, limit, complete=complete)
+    verdict.rows += plain
+    verdict.events += plain
+
+
+def _plain(row: Row, record: Visible, limit: bytes | None) -> bool:
+    """Tell whether this is what nearly all are: an event beside its row, as `_compare` would find too, with more questions."""
+    _, place, key, _, _, _, kind, payload, replay, dead = record
+    return (
+        place is not None
+        and key == row.key
+        and kind == row.type
+        and not (replay or dead)
+        and (row.payloads is None or payload in row.payloads)
+        and (limit is None or place < limit)
+    )
+
+
+def _compare(  # noqa: PLR0913 - as by_id
+    verdict: Verdict,
+    event: bytes,
+    found: Sequence[tuple[Row, Absent]],
+    theirs: Sequence[Visible],
+    limit: bytes | None,
+    *,
+    complete: bool,
+) -> None:
+    mine = [row for row, fate in found if theirs or fate != "early"]
+    firsts = [record for record in theirs if not record.replay]
+    dead = sum(record.dead for record in firsts)
+    verdict.rows += len(mine)
+    verdict.dead_letters += dead
+    verdict.events += len(firsts) - dead
+    verdict.replayed += len(theirs) - len(firsts)
+    for _, fate in found[len(theirs) :]:
+        if fate != "early":
+            verdict.add(fate, _shown(event))
+    if (more := len(firsts) - max(1, len(mine))) > 0:
+        verdict.add("duplicated", _shown(event), more)
+    for record in firsts:
+        if (wrong := _wrong(record, mine, limit, complete=complete)) is not None:
+            verdict.add("unexpected", f"{_shown(event)}: {wrong}")
+        elif not mine:
+            verdict.add("deleted", _shown(event))
+
+
+def outcomes(rows: Iterable[Row], visible: Iterable[Visible], absent: Callable[[Row], Absent] = absent_of) -> Iterator[tuple[int, bool]]:
+    """Yield (transaction, seen) of every row that had to be seen, from rows and records that are sorted by id."""
+    for _, mine, theirs in _beside(rows, visible):
         for row in mine:
-            if row.transaction and (theirs or row.absent == "missing"):
-                outcome((row.transaction, bool(theirs)))
-        if (more := len(firsts) - max(1, len(mine))) > 0:
-            verdict.add("duplicated", _shown(event), more)
-        for record in firsts:
-            if (wrong := _wrong(record, mine, limit, complete=complete)) is not None:
-                verdict.add("unexpected", f"{_shown(event)}: {wrong}")
-            elif not mine:
-                verdict.add("deleted", _shown(event))
+            if row.transaction and (theirs or absent(row) == "missing"):
+                yield row.transaction, bool(theirs)
 
 
 def _wrong(record: Visible, rows: Sequence[Row], limit: bytes | None, *, complete: bool) -> str | None:
@@ -234,6 +284,24 @@ def by_key(verdict: Verdict, records: Iterable[tuple[object, bytes, bytes]]) -> 
                 highest = place
 
 
+class Order:
+    """Sees records as they come, each partition in topic order, and keeps the partitions whose places do not only grow.
+
+    In all others every key is in order, so only the records of `suspects` have to be sorted for by_key.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[str, int], bytes] = {}
+        self.suspects: set[tuple[str, int]] = set()
+
+    def see(self, partition: tuple[str, int], place: bytes) -> None:
+        """Take the place of a record that is no replay."""
+        if place < self._highest.get(partition, b""):
+            self.suspects.add(partition)
+        else:
+            self._highest[partition] = place
+
+
 def by_transaction(verdict: Verdict, outcomes: Iterable[tuple[int, bool]]) -> None:
     """Judge (transaction, seen) of all rows that had to be seen, sorted by transaction: all of a transaction or none."""
     for transaction, members in groupby(outcomes, key=itemgetter(0)):
@@ -243,19 +311,23 @@ def by_transaction(verdict: Verdict, outcomes: Iterable[tuple[int, bool]]) -> No
 
 def _beside(rows: Iterable[Row], visible: Iterable[Visible]) -> Iterator[tuple[bytes, list[Row], list[Visible]]]:
     """Merge both streams by id."""
-    left, right = groupby(rows, key=attrgetter("id")), groupby(visible, key=attrgetter("id"))
-    mine, theirs = next(left, None), next(right, None)
-    while mine is not None or theirs is not None:
-        if theirs is None or (mine is not None and mine[0] < theirs[0]):
-            assert mine is not None, "one of both is left"
-            yield mine[0], list(mine[1]), []
-            mine = next(left, None)
-        elif mine is None or theirs[0] < mine[0]:
-            yield theirs[0], [], list(theirs[1])
-            theirs = next(right, None)
+    left, right = iter(rows), iter(visible)
+    row, record = next(left, None), next(right, None)
+    while True:
+        if row is not None:
+            event = row[0] if record is None else min(row[0], record[0])
+        elif record is not None:
+            event = record[0]
         else:
-            yield mine[0], list(mine[1]), list(theirs[1])
-            mine, theirs = next(left, None), next(right, None)
+            return
+        mine, theirs = [], []
+        while row is not None and row[0] == event:
+            mine.append(row)
+            row = next(left, None)
+        while record is not None and record[0] == event:
+            theirs.append(record)
+            record = next(right, None)
+        yield event, mine, theirs
 
 
 def _shown(text: bytes) -> str:

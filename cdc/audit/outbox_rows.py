@@ -1,22 +1,27 @@
 """The outbox table as the log would show it: rows of one snapshot, in the text form of the log, with what each may become.
 
 Strategy: COPY writes every column by its type's output function, as pgoutput does, and streams, so neither side holds the
-table. The snapshot is old as soon as it is read; `lsn` is a place in the log by which all of its rows are committed.
+table. What a row became is not decoded but made again, by the router and the encoder that made it, and compared by digest.
+The snapshot is old as soon as it is read; `lsn` is a place in the log by which all of its rows are committed.
+
+A row is told by the transaction that wrote its present version, its xmin, so an UPDATE makes it as new as itself: PostgreSQL
+keeps nothing of the INSERT. See docs/operating.md for what that means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import floor
 
 from psycopg import sql
 
-from cdc.audit.judge import digest
-from cdc.audit.spool import StoredRow
-from cdc.avro.columns import BYTEA
+from cdc.audit.judge import Row, digest
+from cdc.audit.spool import SHORT, short
 from cdc.avro.registry import Registry
 from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
-from cdc.outbox.mapping import OutboxMapping, locate
+from cdc.outbox.mapping import NAME_LIMIT, OutboxMapping, locate
 from cdc.outbox.router import Router, fill
 from cdc.position import Lsn
 from cdc.postgres.catalog import LiveCatalog, TableColumn
@@ -31,16 +36,24 @@ ended before it (PostgreSQL's xlog_internal.h)."""
 SINCE_MARGIN_MS = 3_600_000
 """Rows are read from this long before `--since` on: a record's time is its commit, and a row may say that it happened before."""
 
+FOR_EVER_MS = 1 << 60
+"""An infinite time."""
+
 XID_SPACE = 1 << 32
 """A row keeps the lower half of its transaction's number; the snapshot tells the upper half."""
 
 
+PROGRESS = 1_000
+"""Rows between two words of progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was looked at: the first transaction that is not in it, and the end of the log just after."""
+    """What was looked at: the first transaction that is not in it, the end of the log just after, the topics of its rows."""
 
     xmax: int
     lsn: Lsn
+    topics: set[str] = field(default_factory=set)
 
 
 class OutboxRows:
@@ -56,27 +69,24 @@ class OutboxRows:
         self._registry = registry
         self._since_ms = since_ms
         self._router = Router(mapping, registry.encoder, 0)
+        self._versions = mapping.value != "json" and any(len(versions) > 1 for versions in registry.subjects.values())
 
-    def read(self, take: Callable[[StoredRow], object], progress: Callable[[float], object]) -> Snapshot:
+    def read(self, take: Callable[[Row], object], progress: Callable[[float], object]) -> Snapshot:
         """Hand every row to `take`; return what was looked at."""
         columns, committed = self._look()
         names, time = self._chosen(columns, committed=committed)
-        # The text of a bytea column is read as bytes; of other types only the header ce_time depends, which is not judged.
-        listed = tuple(Column(c.name, BYTEA if c.type_name == "bytea" else 0, -1, False) for c in names)
+        listed = tuple(Column(column.name, column.type_oid, -1, False) for column in names)
         relation = Relation(0, self._table.schema, self._table.name, "d", listed)
         with connect(self._dsn, self._application_name) as connection, remedies("reading the outbox"), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text, pg_current_wal_insert_lsn()::text").fetchone()
             assert row is not None, "a SELECT without FROM returns one row"
             snapshot = Snapshot(int(row[0]), end_of_log(Lsn.parse(row[1])))
-            done = 0
             with connection.cursor() as cursor, cursor.copy(self._query(names, time)) as copy:
-                for xmin, time_ms, *values in copy.rows():
-                    place = full_xid(int(xmin), snapshot.xmax)
-                    take(self._stored(relation, tuple(v if v is None else v.encode() for v in values), place, time_ms))
-                    done += 1
-                    if done % 1_000 == 0:
-                        progress(1_000)
+                for done, line in enumerate(copy, 1):
+                    take(self._row(relation, texts(bytes(line)), snapshot))
+                    if done % PROGRESS == 0:
+                        progress(PROGRESS)
         return snapshot
 
     def _look(self) -> tuple[Sequence[TableColumn], bool]:
@@ -91,7 +101,7 @@ class OutboxRows:
             catalog.close()
 
     def _chosen(self, columns: Sequence[TableColumn], *, committed: bool) -> tuple[list[TableColumn], sql.Composable | None]:
-        """Return the mapped columns, and how a row's time in milliseconds is told, if at all."""
+        """Return the mapped columns, and how a row's time in seconds is told, if at all."""
         try:
             located = locate(self._mapping, [column.name for column in columns])
         except InvalidEvent as missing:
@@ -99,9 +109,9 @@ class OutboxRows:
         time: sql.Composable | None = None
         occurred_at = located.columns.get("occurred_at")
         if committed:
-            time = sql.SQL("floor(extract(epoch from pg_xact_commit_timestamp(xmin)) * 1000)::int8")
+            time = sql.SQL("extract(epoch from pg_xact_commit_timestamp(xmin))")
         elif occurred_at is not None and columns[occurred_at].type_name.startswith("timestamp"):
-            time = sql.SQL("floor(extract(epoch from {}) * 1000)::int8").format(sql.Identifier(columns[occurred_at].name))
+            time = sql.SQL("extract(epoch from {})").format(sql.Identifier(columns[occurred_at].name))
         if self._since_ms is not None and time is None:
             msg = f"table {self._table} does not tell when a row was written, so --since cannot choose among its rows"
             raise ConfigurationError(msg, "map outbox.columns.occurred_at, set track_commit_timestamp = on, or verify all")
@@ -110,33 +120,42 @@ class OutboxRows:
     def _query(self, columns: Sequence[TableColumn], time: sql.Composable | None) -> sql.Composed:
         moment = time or sql.SQL("NULL")
         listed = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
-        query = sql.SQL("SELECT xmin, {}, {} FROM {}").format(moment, listed, self._table.identifier)
+        query = sql.SQL("SELECT {}, xmin, {} FROM {}").format(listed, moment, self._table.identifier)
         if self._since_ms is not None:
-            query += sql.SQL(" WHERE {} >= {}").format(moment, sql.Literal(self._since_ms - SINCE_MARGIN_MS))
+            query += sql.SQL(" WHERE {} >= {}").format(moment, sql.Literal((self._since_ms - SINCE_MARGIN_MS) / 1000))
         return sql.SQL("COPY ({}) TO STDOUT").format(query)
 
-    def _stored(self, relation: Relation, values: tuple[bytes | None, ...], xid: int, time_ms: str | None) -> StoredRow:
+    def _row(self, relation: Relation, values: tuple[bytes | None, ...], snapshot: Snapshot) -> Row:
+        """Return a row as the judge compares it; behind the mapped columns stand its xmin and its time."""
         row = (_BEGIN, relation, 0, values)
         mapped = self._router.values(row)
-        event, event_type, payload = mapped.get("id") or b"", mapped.get("type"), mapped.get("payload")
-        moment = None if time_ms is None else int(time_ms)
-        early = self._since_ms is not None and moment is not None and moment < self._since_ms
+        kind, payload, time = mapped.get("type"), mapped.get("payload"), values[-1]
+        early = self._since_ms is not None and time is not None and milliseconds(time) < self._since_ms
+        payloads: tuple[bytes, ...]
         try:
-            record = self._router.route(row)
+            topic, key, value, _, _, partition = self._router.route(row)
         except InvalidEvent:
-            topic, key, partition, payloads = "", mapped.get("aggregateid"), -1, b""
+            topic, key, partition, payloads = "", mapped.get("aggregateid"), -1, ()
         else:
-            topic, key, partition, payloads = record.topic, record.key, record.partition, digest(record.value)
-            event_type = next((value for name, value in record.headers if name == "ce_type"), event_type)
-        payloads += b"".join(self._others(mapped, payload))
-        return StoredRow(event, key, event_type, xid, payloads, digest(payload), topic, partition, moment, early)
+            payloads = (digest(value),)
+            snapshot.topics.add(topic)
+        if self._versions and payload is not None:
+            payloads += tuple(self._others(mapped, payload))
+        told, by_hash = (key, None) if key is None or len(key) <= SHORT else (short(key), murmur2(key))
+        return Row(
+            (mapped.get("id") or b"")[:NAME_LIMIT],
+            told,
+            None if kind is None else kind[:NAME_LIMIT],
+            full_xid(int(values[-2] or 0), snapshot.xmax),
+            payloads,
+            digest(payload),
+            "early" if early else "missing",
+            (topic, partition, by_hash, time),
+        )
 
-    def _others(self, mapped: dict[str, bytes | None], payload: bytes | None) -> Iterator[bytes]:
+    def _others(self, mapped: dict[str, bytes | None], payload: bytes) -> Iterator[bytes]:
         """Yield what a row that names no version became under the versions that were newest before."""
-        if payload is None or mapped.get("schema_version") is not None:
-            return
-        if self._mapping.value == "json":
-            yield digest(payload)
+        if mapped.get("schema_version") is not None:
             return
         try:
             subject = fill(self._mapping.subject, mapped)
@@ -151,7 +170,58 @@ class OutboxRows:
                 continue
 
 
+MeantFor = tuple[str, int, int | None, bytes | None]
+"""The topic of a row (empty: the dead letters'), its partition (-1: by key), its key's hash where the key is long, its time."""
+
 _BEGIN = Begin(Lsn(0), 0, 0)
+
+
+def texts(line: bytes) -> tuple[bytes | None, ...]:
+    """Return the columns of a row of COPY's text format (PostgreSQL manual, "COPY": File Formats)."""
+    values: list[bytes | None] = line[:-1].split(b"\t")  # type: ignore[assignment]  # NULLs come to it
+    if nulls := values.count(NULL):
+        values = [None if value == NULL else value for value in values]
+    if line.count(b"\\") > nulls:
+        values = [_plain(value) if value and b"\\" in value else value for value in values]
+    return tuple(values)
+
+
+def _plain(value: bytes) -> bytes:
+    """Take a value's escapes away: an escaped backslash first, so that what follows it is not taken for an escape."""
+    parts = value.split(b"\\\\")
+    for i, part in enumerate(parts):
+        if b"\\" in part:
+            for escaped, meant in ESCAPES.items():
+                part = part.replace(escaped, meant)  # noqa: PLW2901 - each escape is gone before the next
+            parts[i] = part
+    return b"\\".join(parts)
+
+
+NULL = b"\\N"
+"""How COPY writes NULL; the same text in a value has its backslash escaped."""
+
+ESCAPES = {b"\\n": b"\n", b"\\t": b"\t", b"\\r": b"\r", b"\\b": b"\b", b"\\f": b"\f", b"\\v": b"\v"}
+"""What COPY writes for characters that would end a value or a line."""
+
+
+def milliseconds(seconds: bytes) -> int:
+    """Read what extract(epoch ..) gives; an infinite time is beyond all others."""
+    moment = Decimal(seconds.decode()) * 1000
+    return floor(moment) if moment.is_finite() else FOR_EVER_MS if moment > 0 else -FOR_EVER_MS
+
+
+def murmur2(data: bytes) -> int:
+    """Hash a key as org.apache.kafka.common.utils.Utils.murmur2 does."""
+    factor, mask = 0x5BD1E995, 0xFFFFFFFF
+    whole = len(data) & ~3
+    hashed = 0x9747B28C ^ len(data)
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * factor & mask
+        hashed = (hashed * factor & mask) ^ ((k ^ k >> 24) * factor & mask)
+    if whole < len(data):
+        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * factor & mask
+    hashed = (hashed ^ hashed >> 13) * factor & mask
+    return hashed ^ hashed >> 15
 
 
 def full_xid(xmin: int, xmax: int) -> int:

@@ -1,124 +1,195 @@
-"""Rows and records in a temporary file, to be read back sorted: the judge's streams for what does not fit into memory.
+"""Rows and records in temporary files, to be read back sorted: the judge's streams for what does not fit into memory.
 
-Strategy: SQLite with an unnamed database, which it keeps in a temporary file that has no name and ends with us; its sorter
-spills to such files too. What is stored of a payload is its digest.
+Strategy: an external merge sort that leaves the work of every step to C. RUN tuples at a time are sorted in memory and written
+as blocks of `marshal`; runs are merged a block of each at a time: whatever is not above the lowest of the blocks' ends is
+taken from all of them and sorted at once, which is a merge for Python's sort. FAN runs become one when there are so many, so
+memory stays the same for any number of tuples.
+
+The files have no name and end with us. What is stored of a payload is its digest, and of a long key too: see `short`.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import marshal
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
+from typing import IO, Any, NamedTuple, Self
 
-from cdc.audit.judge import Visible
+from cdc.audit.judge import Order, Row, Visible, digest
 
-CACHE_KB = 24_000
-"""Memory that SQLite may use: for its pages, and as much again for a sort."""
+RUN = 16_000
+"""Tuples that one sort holds in memory: about 8 MB of rows."""
 
-BATCH = 1_000
-"""Rows that one statement inserts or one fetch returns."""
+BLOCK = 256
+"""Tuples that are read back at once, of each run that is merged."""
 
-DIGEST_BYTES = 16
+FAN = 64
+"""Runs that are merged at once: a million tuples; and as many files at most for each power of FAN."""
+
+FORMAT = 2
+"""Of marshal: without references, which nothing here would use."""
+
+SHORT = 64
+"""Bytes of a key that are kept as they are."""
 
 
-class StoredRow(NamedTuple):
-    """An outbox row as it waits to be judged; `payloads` holds digests one after the other, `early` is told by `--since`."""
+class Run(NamedTuple):
+    """Sorted tuples in a file of their own, and the length of each block."""
 
-    id: bytes
-    key: bytes | None
-    type: bytes | None
-    xid: int
-    payloads: bytes
-    original: bytes
-    topic: str
-    partition: int
-    time_ms: int | None
-    early: bool = False
+    file: IO[bytes]
+    blocks: list[int]
+
+
+class Sorter:
+    """Takes tuples in any order and gives them back sorted by their first element (or by all), as often as it is asked."""
+
+    def __init__(self, *, by_all: bool = False) -> None:
+        self._key = None if by_all else itemgetter(0)
+        self._held: list[tuple[Any, ...]] = []
+        self._levels: list[list[Run]] = [[]]
+        self._files = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Sorter held={len(self._held)} runs={[len(level) for level in self._levels]}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._files.close()
+
+    def add(self, item: tuple[Any, ...]) -> None:
+        """Take one; marshal knows no named tuples."""
+        self._held.append(tuple(item))
+        if len(self._held) >= RUN:
+            self._spill()
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Yield all that was taken, sorted."""
+        if self._held:
+            self._spill()
+        return self._merged([run for level in self._levels for run in level])
+
+    def unsorted(self) -> Iterator[tuple[Any, ...]]:
+        """Yield all that was taken, in any order."""
+        runs = [run for level in self._levels for run in level]
+        return chain(self._held, chain.from_iterable(block for run in runs for block in _blocks(run)))
+
+    def _spill(self) -> None:
+        self._held.sort(key=self._key)
+        held, self._held = self._held, []
+        self._push(self._written(held), 0)
+
+    def _push(self, run: Run, level: int) -> None:
+        if level == len(self._levels):
+            self._levels.append([])
+        self._levels[level].append(run)
+        if len(self._levels[level]) == FAN:
+            full, self._levels[level] = self._levels[level], []
+            merged = self._written(self._merged(full))
+            for each in full:
+                each.file.close()
+            self._push(merged, level + 1)
+
+    def _written(self, items: Iterable[tuple[Any, ...]]) -> Run:
+        run = Run(self._files.enter_context(tempfile.TemporaryFile()), [])  # noqa: SIM115 - it is one
+        left = iter(items)
+        while block := list(islice(left, BLOCK)):
+            run.blocks.append(run.file.write(marshal.dumps(block, FORMAT)))
+        run.file.flush()
+        return run
+
+    def _merged(self, runs: list[Run]) -> Iterator[tuple[Any, ...]]:
+        return chain.from_iterable(self._steps([_blocks(run) for run in runs]))
+
+    def _steps(self, runs: list[Iterator[list[tuple[Any, ...]]]]) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield sorted lists, each above the one before."""
+        key = self._key
+        heads = [(block, run) for run in runs if (block := next(run, []))]
+        while heads:
+            bound = min((block[-1] for block, _ in heads), key=key)
+            bound = bound if key is None else key(bound)
+            taken, kept = list[tuple[Any, ...]](), list[tuple[list[tuple[Any, ...]], Iterator[list[tuple[Any, ...]]]]]()
+            for block, run in heads:
+                end = bisect_right(block, bound, key=key)
+                taken += block[:end]
+                if rest := block[end:] or next(run, []):
+                    kept.append((rest, run))
+            taken.sort(key=key)
+            yield taken
+            heads = kept
+
+
+def _blocks(run: Run) -> Iterator[list[tuple[Any, ...]]]:
+    at = 0
+    for size in run.blocks:
+        run.file.seek(at)
+        block: list[tuple[Any, ...]] = marshal.loads(run.file.read(size))  # noqa: S302 - nobody else can write to a file without a name
+        yield block
+        at += size
 
 
 class Spool:
-    """One audit's rows and records."""
+    """One audit's rows and records, and the partitions in which a key may be out of order."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level=None)
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KB}", "temp_store=FILE"):
-            self._db.execute(f"PRAGMA {pragma}")
-        self._db.execute("CREATE TABLE rows (id, key, type, xid, payloads, original, topic, part, time_ms, early)")
-        self._db.execute("CREATE TABLE records (id, place, key, topic, part, offset, type, payload, replay, dead)")
-        self._db.execute("CREATE TABLE outcomes (xid, seen)")
-        self._db.execute("BEGIN")
+        self._rows, self._records, self._places = Sorter(), Sorter(), Sorter(by_all=True)
+        self._order = Order()
+        self.add_row: Callable[[Row], None] = self._rows.add
 
     def close(self) -> None:
-        """Let the temporary file go."""
-        self._db.close()
+        """Let the temporary files go."""
+        for each in (self._rows, self._records, self._places):
+            each.close()
 
-    def add_rows(self, rows: Iterable[StoredRow]) -> None:
-        """Store rows."""
-        self._db.executemany("INSERT INTO rows VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
+    def add_record(self, record: Visible) -> None:
+        """Take a record, each partition's in topic order."""
+        if record.key is not None and len(record.key) > SHORT:
+            record = record._replace(key=short(record.key))
+        self._records.add(record)
+        place = record.place
+        if place is not None and not record.replay:
+            self._places.add((place, record.id))
+            self._order.see((record.topic, record.partition), place)
 
-    def add_records(self, records: Iterable[Visible]) -> None:
-        """Store records."""
-        self._db.executemany("INSERT INTO records VALUES (?,?,?,?,?,?,?,?,?,?)", records)
-
-    def add_outcomes(self, outcomes: Iterable[tuple[int, bool]]) -> None:
-        """Store whether rows were seen, by transaction."""
-        self._db.executemany("INSERT INTO outcomes VALUES (?,?)", outcomes)
-
-    def topics(self) -> list[str]:
-        """Return the topics that rows are meant for."""
-        return [topic for (topic,) in self._db.execute("SELECT DISTINCT topic FROM rows WHERE topic <> ''")]
-
-    def xid_of(self, event: bytes) -> int | None:
-        """Return the transaction of a row, when it is there."""
-        found = self._db.execute("SELECT xid FROM rows WHERE id = ? LIMIT 1", (event,)).fetchone()
-        return None if found is None else int(found[0])
-
-    def rows(self) -> Iterator[StoredRow]:
-        """Yield rows by id; an early one only if a record of it was read."""
-        self._db.execute("CREATE INDEX IF NOT EXISTS by_id ON records (id)")
-        query = "SELECT * FROM rows WHERE NOT early OR id IN (SELECT id FROM records) ORDER BY id"
-        return (StoredRow(*row) for row in self._fetch(query))
+    def rows(self) -> Iterator[Row]:
+        """Yield rows by id."""
+        return map(partial(tuple.__new__, Row), self._rows)
 
     def by_id(self) -> Iterator[Visible]:
         """Yield records by id."""
-        for row in self._fetch("SELECT * FROM records ORDER BY id"):
-            yield Visible(*row)
+        return map(partial(tuple.__new__, Visible), self._records)
 
     def by_place(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield (place, id) of all records but replays, by place."""
-        return self._fetch("SELECT place, id FROM records WHERE NOT replay AND place IS NOT NULL ORDER BY place, id")
+        return iter(self._places)
 
     def by_key(self) -> Iterator[tuple[object, bytes, bytes]]:
-        """Yield ((topic, partition, key), place, id) of all records but replays, each key in topic order."""
-        query = "SELECT topic, part, key, place, id FROM records WHERE NOT replay AND place IS NOT NULL ORDER BY topic, part, key, offset"
-        for topic, part, key, place, event in self._fetch(query):
-            yield (topic, part, key), place, event
+        """Yield ((topic, partition, key), place, id) of all records but replays that may be out of order, each key in topic order."""
+        if not self._order.suspects:
+            return
+        with Sorter() as sorter:
+            for record in self.by_id():
+                if (record.topic, record.partition) in self._order.suspects and record.place is not None and not record.replay:
+                    key = (record.topic, record.partition, record.key or b"", record.key is None)
+                    sorter.add(((key, record.offset), record.place, record.id))
+            for (key, _), place, event in sorter:
+                yield key, place, event
 
-    def outcomes(self) -> Iterator[tuple[int, bool]]:
-        """Yield (transaction, seen), by transaction."""
-        return self._fetch("SELECT xid, seen FROM outcomes ORDER BY xid")
-
-    def _fetch(self, query: str) -> Iterator[Any]:
-        cursor = self._db.execute(query)
-        cursor.arraysize = BATCH
-        while rows := cursor.fetchmany():
-            yield from rows
+    def transactions_of(self, events: set[bytes]) -> dict[bytes, int]:
+        """Return the transactions of the rows with these ids, as far as they are there."""
+        return {row[0]: row[3] for row in self._rows.unsorted() if row[0] in events} if events else {}
 
 
-class Buffer:
-    """Collects rows of one kind for `sink`, BATCH at a time."""
-
-    def __init__(self, sink: Any) -> None:  # noqa: ANN401 - a method of Spool, whichever
-        self._sink = sink
-        self._held: list[Any] = []
-
-    def __call__(self, row: object) -> None:
-        """Take one."""
-        self._held.append(row)
-        if len(self._held) >= BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand over what is held."""
-        self._sink(self._held)
-        self._held = []
+def short(key: bytes | None) -> bytes | None:
+    """Return a key, or what stands for a long one: two keys are the same if and only if what stands for them is."""
+    return key if key is None or len(key) <= SHORT else key[:SHORT] + digest(key)

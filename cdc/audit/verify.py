@@ -17,18 +17,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import cast
 
 from confluent_kafka import IsolationLevel, TopicPartition
 
 from cdc.audit import judge
-from cdc.audit.judge import Row, Verdict, Visible, digest, limit_of, place_of
-from cdc.audit.outbox_rows import OutboxRows, SeenBy
-from cdc.audit.spool import DIGEST_BYTES, Buffer, Spool, StoredRow
+from cdc.audit.judge import Absent, Row, Verdict, Visible, digest, limit_of, place_of
+from cdc.audit.outbox_rows import PROGRESS, MeantFor, OutboxRows, SeenBy, milliseconds, murmur2
+from cdc.audit.spool import Sorter, Spool
 from cdc.errors import ContinuityError
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.kafka.topics import Topic, latest
+from cdc.outbox.dead_letter import REDRIVEN
 from cdc.outbox.mapping import topics_of
 from cdc.position import Lsn, Position
 
@@ -70,10 +71,8 @@ def verify(ends: Ends, *, since_ms: int | None, timeout_s: float, progress: Prog
     """Judge both ends."""
     spool = Spool()
     try:
-        rows = Buffer(spool.add_rows)
-        snapshot = ends.rows.read(rows, progress)
-        rows.flush()
-        topics = _topics(ends, spool.topics())
+        snapshot = ends.rows.read(spool.add_row, progress)
+        topics = _topics(ends, snapshot.topics)
         passed = _wait(ends, topics, snapshot.lsn, timeout_s)
         kept = _read(ends, spool, topics, since_ms, progress)
         position = ends.position()
@@ -89,12 +88,15 @@ def verify(ends: Ends, *, since_ms: int | None, timeout_s: float, progress: Prog
 
 
 def _judged(spool: Spool, fates: _Fates, limit: bytes, *, whole: bool) -> Verdict:
-    verdict, outcomes = Verdict(), Buffer(spool.add_outcomes)
-    judge.by_id(verdict, map(fates.row, spool.rows()), spool.by_id(), outcomes, limit=limit)
-    outcomes.flush()
+    verdict = Verdict()
+    judge.by_id(verdict, spool.rows(), spool.by_id(), limit=limit, absent=fates.absent)
     judge.by_place(verdict, spool.by_place(), whole=whole)
     judge.by_key(verdict, spool.by_key())
-    judge.by_transaction(verdict, spool.outcomes())
+    if verdict.counts.get("missing"):
+        with Sorter(by_all=True) as outcomes:
+            for each in judge.outcomes(spool.rows(), spool.by_id(), fates.absent):
+                outcomes.add(each)
+            judge.by_transaction(verdict, cast("Iterable[tuple[int, bool]]", outcomes))
     return verdict
 
 
@@ -108,32 +110,37 @@ class _Fates:
         self._passed = passed
         self._cut = {topic for topic, _ in kept.first}
 
-    def row(self, row: StoredRow) -> Row:
-        payloads = frozenset(row.payloads[i : i + DIGEST_BYTES] for i in range(0, len(row.payloads), DIGEST_BYTES))
-        return Row(row.id, row.key, row.type, row.xid, payloads, row.original, self._absent(row))
-
-    def _absent(self, row: StoredRow) -> Literal["missing", "pending", "skipped", "expired"]:
-        if row.xid in self._skipped:
+    def absent(self, row: Row) -> Absent:
+        if row.absent != "missing":
+            return row.absent
+        if row.transaction in self._skipped:
             return "skipped"
-        topic = row.topic or self._dead_letter
-        if topic in self._kept.compacted or (topic in self._cut and self._expired(row, topic)):
+        topic = self._meant_for(row)[0]
+        if topic in self._kept.compacted or (topic in self._cut and self._expired(row)):
             return "expired"
         return "missing" if self._passed else "pending"
 
-    def _expired(self, row: StoredRow, topic: str) -> bool:
-        partition = row.partition if row.partition >= 0 else partition_of(row.key, self._kept.partitions[topic])
-        places = [(topic, partition)] if partition is not None else [place for place in self._kept.first if place[0] == topic]
-        return any(self._before(row, place) for place in places if place in self._kept.first)
+    def _meant_for(self, row: Row) -> MeantFor:
+        topic, partition, by_hash, time = cast("MeantFor", row.meant_for)
+        return topic or self._dead_letter, partition, by_hash, time
 
-    def _before(self, row: StoredRow, place: Place) -> bool:
+    def _expired(self, row: Row) -> bool:
+        topic, number, by_hash, time = self._meant_for(row)
+        places = [place for place in self._kept.first if place[0] == topic]
+        if number < 0 and row.key is not None:
+            number = ((murmur2(row.key) if by_hash is None else by_hash) & 0x7FFFFFFF) % self._kept.partitions[topic]
+        time_ms = None if time is None else milliseconds(time)
+        return any(self._before(row.transaction, time_ms, place) for place in places if number < 0 or place[1] == number)
+
+    def _before(self, transaction: int, time_ms: int | None, place: Place) -> bool:
         """Tell whether a row is no newer than the first record of a partition: by time, else by transaction, else believed."""
         first = self._kept.first[place]
         if first is None:
             return True
-        time_ms, xid = first
-        if row.time_ms is not None:
-            return row.time_ms <= time_ms
-        return xid is None or row.xid <= xid
+        first_ms, first_transaction = first
+        if time_ms is not None:
+            return time_ms <= first_ms
+        return first_transaction is None or transaction <= first_transaction
 
 
 def _topics(ends: Ends, from_rows: Iterable[str]) -> list[str]:
@@ -173,60 +180,34 @@ def _read(ends: Ends, spool: Spool, topics: Sequence[str], since_ms: int | None,
     kept.partitions = {t.name: t.partitions for t in described.values() if isinstance(t, Topic)}
     bounds = ends.subscriber.bounds(topics, nobody_waits) if topics else {}
     cut = {place for place, (low, _) in bounds.items() if low > 0 and since_ms is None}
-    records = Buffer(spool.add_records)
     for done, seen in enumerate(ends.subscriber.read(topics, since_ms=since_ms) if topics else (), 1):
-        place = (seen.topic, seen.partition)
-        if place in cut:
-            firsts.setdefault(place, seen)
+        if cut and (seen.topic, seen.partition) in cut:
+            firsts.setdefault((seen.topic, seen.partition), seen)
         record = visible(seen, ends.pipeline, ends.source, ends.dead_letter)
         if record is not None:
-            records(record)
-        if done % 1_000 == 0:
-            progress(1_000)
-    records.flush()
+            spool.add_record(record)
+        if done % PROGRESS == 0:
+            progress(PROGRESS)
+    ids = {place: dict(first.headers).get("ce_id") or b"" for place, first in firsts.items()}
+    transactions = spool.transactions_of(set(ids.values()))
     for place in cut:
         first = firsts.get(place)
-        kept.first[place] = None if first is None else (first.timestamp_ms, spool.xid_of(dict(first.headers).get("ce_id") or b""))
+        kept.first[place] = None if first is None else (first.timestamp_ms, transactions.get(ids[place]))
     return kept
 
 
 def visible(seen: Seen, pipeline: str, source: str, dead_letter: str) -> Visible | None:
-    """Return a record as the judge sees it, or None when it is another pipeline's."""
-    headers = dict(seen.headers)
-    dead = seen.topic == dead_letter
+    """Return a record as the judge sees it, or None when it is another pipeline's. Called for each record there is."""
+    topic, partition, offset, key, value, listed, _ = seen
+    headers = dict(listed)
+    dead = topic == dead_letter
+    if dead and REDRIVEN in headers:
+        return None  # it closes a dead letter, and is no event
     ours, name = (pipeline, "__connect.errors.connector.name") if dead else (source, "ce_source")
     if name in headers and headers[name] != ours.encode():
         return None
     event, sequence, kind = ("cdc.id", "cdc.sequence", "cdc.type") if dead else ("ce_id", "ce_sequence", "ce_type")
-    left_out = "cdc.payload.bytes" in headers
-    return Visible(
-        id=headers.get(event) or b"",
-        place=place_of(headers.get(sequence)),
-        key=seen.key,
-        topic=seen.topic,
-        partition=seen.partition,
-        offset=seen.offset,
-        type=headers.get(kind),
-        payload=None if left_out else digest(seen.value),
-        replay="ce_replay" in headers or "replay" in headers,
-        dead=dead,
-    )
-
-
-def partition_of(key: bytes | None, partitions: int) -> int | None:
-    """Return the partition that Java clients and librdkafka's murmur2_random give a key; None for a record without one."""
-    return None if key is None else (_murmur2(key) & 0x7FFFFFFF) % partitions
-
-
-def _murmur2(data: bytes) -> int:
-    """Hash as org.apache.kafka.common.utils.Utils.murmur2 does."""
-    factor, mask = 0x5BD1E995, 0xFFFFFFFF
-    whole = len(data) & ~3
-    hashed = 0x9747B28C ^ len(data)
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * factor & mask
-        hashed = (hashed * factor & mask) ^ ((k ^ k >> 24) * factor & mask)
-    if whole < len(data):
-        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * factor & mask
-    hashed = (hashed ^ hashed >> 13) * factor & mask
-    return hashed ^ hashed >> 15
+    payload = None if "cdc.payload.bytes" in headers else digest(value)
+    replay = "ce_replay" in headers or "replay" in headers
+    place = place_of(headers.get(sequence))
+    return Visible(headers.get(event) or b"", place, key, topic, partition, offset, headers.get(kind), payload, replay, dead)

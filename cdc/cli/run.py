@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 from typing import TYPE_CHECKING
 
 from cdc import app
+from cdc.cli.garbage import seldom_collected
 from cdc.cli.options import Config, LogFormat, LogLevel, Sets, settings_from, start_logs
 from cdc.observe.http import HttpServer
 
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
     from cdc.avro.current import CurrentRegistry
     from cdc.observe.observer import PipelineObserver
-
-GC_THRESHOLD = 100_000
-"""Objects that may be waiting for their reference counts before the collector looks for cycles: more than are in flight
-between log and Kafka, so that it looks only when something has really been left behind. At Python's own 700 it looked a
-hundred times a second, for a seventh of the time that an event takes."""
 
 
 def run(
@@ -41,10 +36,7 @@ def run(
     if settings.http.address is not None:
         server = HttpServer(*settings.http.address, lambda: _endpoint(watch, schemas))
         server.start()
-    # What is here now stays for good; what comes for each row is freed by reference counting and leaves no cycles.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
+    seldom_collected()
     try:
         app.supervisor(settings, schemas, watch, stop).run()
     finally:

@@ -14,6 +14,7 @@ from cdc.audit.outbox_rows import OutboxRows
 from cdc.audit.verify import Ends, Progress
 from cdc.audit.verify import verify as judged
 from cdc.avro import folder
+from cdc.cli.garbage import seldom_collected
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
 from cdc.cli.output import console, print_json, progress, table
 from cdc.cli.patience import within
@@ -33,6 +34,7 @@ def verify(
     """Compare the outbox rows with the committed records; exit code 8 when rows are lost, doubled, torn or out of order."""
     settings = settings_from(config, sets)
     since_ms = None if since is None else milliseconds(since)
+    seldom_collected()
     with progress("reading both ends") as step:
         verdict = within(timeout_s, lambda: audit(settings, since_ms, timeout_s, step))
     show(verdict, as_json=as_json)

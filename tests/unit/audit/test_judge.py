@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.audit.judge import DEFECTS, EXAMPLES, Row, Verdict, Visible, Watch, digest, judge, limit_of, place_of
+from cdc.audit.judge import DEFECTS, EXAMPLES, Order, Row, Verdict, Visible, Watch, by_id, by_key, digest, judge, limit_of, place_of
 
 LIMIT = limit_of(0, 1_000)
 
@@ -75,6 +75,12 @@ def test_a_row_that_need_not_be_there_is_counted_as_what_it_is(fate: str) -> Non
     verdict = judge(rows, visible[2:])
     assert verdict.clean
     assert wrong(verdict) == {fate: 2}
+
+
+def test_an_early_row_is_left_out_unless_a_record_of_it_is_visible() -> None:
+    rows, visible = history()
+    rows = [row._replace(absent="early") for row in rows]
+    assert (judge(rows, visible[2:]).document()["rows"], wrong(judge(rows, visible[2:]))) == (2, {})
 
 
 def test_a_whole_transaction_that_is_lost_is_missing_and_not_torn() -> None:
@@ -154,6 +160,40 @@ def test_i4_order_is_judged_for_each_key_of_each_partition() -> None:
     assert wrong(judge(rows, visible)) == {"reordered": 1}
     visible[0] = visible[0]._replace(partition=5)
     assert judge(rows, visible).clean
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([b"a", b"b"]), st.integers(0, 9)), max_size=12))
+def test_i4_a_partition_that_is_no_suspect_has_no_key_out_of_order(records: list[tuple[int, bytes, int]]) -> None:
+    order = Order()
+    for partition, _, commit_lsn in records:
+        order.see(("t", partition), place(commit_lsn))
+    for partition in (0, 1):
+        verdict = Verdict()
+        theirs = sorted((key, offset, place(lsn)) for offset, (at, key, lsn) in enumerate(records) if at == partition)
+        by_key(verdict, ((key, each, b"id") for key, _, each in theirs))
+        assert verdict.clean or ("t", partition) in order.suspects
+
+
+@given(
+    st.sampled_from([None, place(10), place(1_000)]),
+    st.sampled_from([b"k1", None]),
+    st.sampled_from([b"T", None]),
+    st.sampled_from([None, digest(b"A"), digest(b"a")]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, LIMIT]),
+)
+def test_what_is_told_at_a_glance_is_what_a_closer_look_tells(
+    where: bytes | None, key: bytes | None, kind: bytes | None, payload: bytes | None, replay: bool, dead: bool, limit: bytes | None
+) -> None:
+    row = Row(b"a", b"k1", b"T", 1, (digest(b"A"),), digest(b"a"))
+    record = Visible(b"a", where, key, "t", 0, 0, kind, payload, replay, dead)
+    together, apart = Verdict(), Verdict()
+    by_id(together, [row], [record], limit=limit)
+    # A second row of that id that is left out keeps the pair from being plain.
+    by_id(apart, [row, row._replace(absent="early")], [record], limit=limit)
+    apart.rows -= 1
+    assert together == apart
 
 
 def test_i5_a_gap_of_ordinals_is_a_torn_transaction_unless_records_were_deleted() -> None:
