@@ -29,12 +29,23 @@ Kind = TypeVar("Kind", bound=Server)
 SERVERS = {"postgres_dsn", "postgres15", "kafka_bootstrap", "_spare_kafka", "_spare_postgres"}
 """Fixtures that start a server."""
 
+FIGURE = "figure"
+"""The property by which a test reports what the run prints at its end: how much it did, and its seed."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need servers."""
     for item in items:
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the figures; what a worker writes itself is not seen."""
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, text in report.user_properties if report.when == "call" else ():
+            if name == FIGURE:
+                terminalreporter.write_line(str(text))
 
 
 @contextmanager
