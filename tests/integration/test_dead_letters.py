@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from cdc import app as cdc_app
+from cdc.audit.dead_letters import Choice, DeadLetters
+from cdc.audit.redrive import Redrive
+from cdc.avro import folder
+from cdc.cli.patience import within
+from cdc.errors import Retriable
+from cdc.event import Record
+from cdc.kafka.client import Waiting
+from cdc.kafka.publisher import KafkaPublisher
+from cdc.position import Position
+from cdc.settings import load
 from tests.conftest import Pipelines
 from tests.pipeline import SCHEMA, Answer, Event, Pipeline, decode, write_schemas
 from tests.waiting import wait_for
@@ -152,6 +164,63 @@ def test_a_mended_schema_lets_the_row_be_published_as_it_was(pipeline: Pipeline)
     assert pipeline.status()["totals"]["failures"] == 0, "the pipeline was not fenced"
 
 
+class Unlucky(KafkaPublisher):
+    """A real producer whose first commit is answered by nobody, or meets a second redrive on its way."""
+
+    meanwhile: Callable[[], object] | None = None
+    lost = True
+
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
+        super().produce(records, waiting)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+
+    def commit(self, position: Position | None, waiting: Waiting) -> None:
+        super().commit(position, waiting)
+        if self.lost:
+            self.lost = False
+            raise Retriable("the answer was lost")
+
+
+def redrive_of(pipeline: Pipeline, made_by: ExitStack, choice: Choice) -> tuple[Redrive, Unlucky]:
+    settings = load(pipeline.write(), (), {})
+    reader = cdc_app.subscriber(settings)
+    publisher = Unlucky(
+        name=f"{pipeline.name}-redrive", kafka=settings.kafka, position_topic=pipeline.position_topic, create=cdc_app.create(settings)
+    )
+    made_by.callback(reader.close)
+    made_by.callback(publisher.close)
+    dead_letters = DeadLetters(reader, pipeline.dead_letter_topic, pipeline.name)
+    encoder = folder.load(pipeline.folder / "schemas").encoder
+    return Redrive(dead_letters, publisher, cdc_app.mapping(settings), encoder, choice, lambda _: None), publisher
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_neither_a_lost_answer_nor_a_second_redrive_publishes_twice(pipeline: Pipeline, *, by_name: bool) -> None:
+    pipeline.init()
+    pipeline.started()
+    lost = insert(pipeline, "Later", '{"n": 1}')
+    raced = insert(pipeline, "Later", '{"n": 2}')
+    pipeline.wait_confirmed()
+    add_schema(pipeline, LATER)
+    with ExitStack() as stack:
+        job, _ = redrive_of(pipeline, stack, Choice(frozenset({lost})) if by_name else Choice(until_ms=2**52))
+        assert [each.letter.id for each in within(30, job.run)] == ([lost] if by_name else [lost, raced])
+        if not by_name:
+            assert len(pipeline.events()) == 2
+            return
+        first, publisher = redrive_of(pipeline, stack, Choice(frozenset({raced})))
+        second, other = redrive_of(pipeline, stack, Choice(frozenset({raced})))
+        publisher.lost = other.lost = False
+        publisher.meanwhile = second.run
+        assert [each.letter.id for each in within(30, first.run)] == [raced]
+    assert sorted(by_id(pipeline.events())) == sorted([lost, raced])
+    assert len(pipeline.events()) == 2
+    assert open_ids(pipeline) == []
+    assert verified(pipeline) == {"rows": 2, "dead_letters": 2, "replayed": 2}
+
+
 def test_a_row_that_was_mended_in_the_table_is_taken_from_there(pipeline: Pipeline) -> None:
     pipeline.init()
     pipeline.started()
@@ -193,7 +262,8 @@ def test_one_row_that_stops_the_pipeline_is_got_past(pipeline: Pipeline) -> None
     assert pipeline.numbers()[:2] == [1, 2]
     assert open_ids(pipeline) == [one, two]
 
-    stopped = pipeline.start() and pipeline.wait_exit()
+    pipeline.start()
+    stopped = pipeline.wait_exit()
     assert (stopped.code, f"invalid event {three}" in stopped.line) == (7, True)
     place = stopped.line.split(" at ")[1].split()[0]
     assert [row["id"] for row in dead(pipeline, "park", place)["parked"]] == [three]
