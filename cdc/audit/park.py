@@ -81,7 +81,7 @@ class Parking:
         """See Observer."""
         if state == State.STREAMING:
             self._moved_at = self._clock()
-        elif state == State.STANDBY:
+        elif state in (State.STANDBY, State.HELD):
             self._last = reason
         self.heartbeat()
 
