@@ -2,16 +2,19 @@
 
 TEST_POSTGRES_DSN and TEST_KAFKA_BOOTSTRAP name servers that somebody else started. A server that can't be had skips its tests
 at home and fails them in CI.
+
+`--json` ends the run with one line, a JSON object of what its tests measured.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -33,6 +36,17 @@ FIGURE = "figure"
 """The property by which a test reports what the run prints at its end: how much it did, and its seed."""
 
 
+MEASURED = "measured"
+"""The property by which a test hands over its `figures`."""
+
+_measured = pytest.StashKey[dict[str, Any]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --json."""
+    parser.addoption("--json", action="store_true", help="end with one line: what was measured, as a JSON object")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need servers."""
     for item in items:
@@ -42,10 +56,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the figures; what a worker writes itself is not seen."""
+    measured = terminalreporter.config.stash.setdefault(_measured, {})
     for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
-        for name, text in report.user_properties if report.when == "call" else ():
+        for name, told in report.user_properties if report.when == "call" else ():
             if name == FIGURE:
-                terminalreporter.write_line(str(text))
+                terminalreporter.write_line(str(told))
+            elif isinstance(told, dict):
+                measured.update(told)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print what was measured below all else that pytest has to say."""
+    if config.getoption("--json") and _measured in config.stash:
+        print(json.dumps(config.stash[_measured]), flush=True)
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a test measures, by name: `figures["verify_seconds"] = 31.2`. Shown by --json, asserted by nobody."""
+    measured = dict[str, Any]()
+    request.node.user_properties.append((MEASURED, measured))
+    return measured
 
 
 @contextmanager
