@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -74,7 +74,7 @@ class Cluster:
         self.stack.callback(server.close)
         if server._user is not None:
             shutil.chown(server.folder, server._user, server._user)
-        newest = PostgresServer(self.folder / f"clients-{name}")
+        newest = self.stack.enter_context(closing(PostgresServer()))
         command = [newest.program("pg_basebackup"), "-d", self.primary.dsn(), "-D", server.data, "-c", "fast", "-X", "stream", "--no-sync"]
         run_as(server, *command)
         return server
