@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests wait for servers half of the time: one worker more than the two cores of a small machine. 0 runs them in one process.
+WORKERS ?= 3
 
 .PHONY: setup demo test lint crash soak bench
 
@@ -22,7 +24,7 @@ demo: setup
 	@$(BIN)/cdc demo $(ARGS)
 
 test: setup lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check
