@@ -165,13 +165,15 @@ def park(
         cdc_app.supervisor(settings, cdc_app.schemas(settings), watch, stop, park=frozenset(ids)).run()
     except StoppedByPolicy as error:
         stopped = error
-    _tell_parked(watch, stopped, as_json=as_json)
-    if stopped is not None and watch.missing:
+    if watch.fault is not None and watch.missing:
+        raise given_up(timeout_s, watch.fault)
+    before = _parked_before(settings, watch.missing)
+    missing = sorted(set(watch.missing) - before)
+    _tell_parked(watch, before, missing, stopped, as_json=as_json)
+    if missing and stopped is not None:
         raise stopped
-    if watch.missing:
-        if watch.fault is not None:
-            raise given_up(timeout_s, watch.fault)
-        msg = f"no invalid row {', '.join(watch.missing)} came up to {_end(watch)}; what came before is published"
+    if missing:
+        msg = f"no invalid row {', '.join(missing)} came up to {_end(watch)}; what came before is published"
         raise AuditFailed(msg, "name the row that `cdc run` has stopped at; a row that fits by now is published by `cdc run`")
 
 
@@ -207,16 +209,27 @@ def _tell(done: list[Redriven], *, as_json: bool) -> None:
         console().print("no open dead letter fits: nothing was published")
 
 
-def _tell_parked(watch: Parking, stopped: StoppedByPolicy | None, *, as_json: bool) -> None:
+def _parked_before(settings: Settings, names: list[str]) -> set[str]:
+    """Return which of these rows are dead letters already: a run that was killed may have parked them."""
+    if not names:
+        return set()
+    with _reading(settings) as dead:
+        found = dead.letters(Choice(frozenset(names)), lambda _: None)
+    return {name for letter in found for name in (letter.id, letter.sequence)} & set(names)
+
+
+def _tell_parked(watch: Parking, before: set[str], missing: list[str], stopped: StoppedByPolicy | None, *, as_json: bool) -> None:
     """Say what was parked, and at which row the pipeline stops next, as far as that was seen."""
     behind = None if stopped is None else stopped.what
     if as_json:
         parked = [row._asdict() for row in watch.parked]
-        print_json({"parked": parked, "missing": watch.missing, "end_lsn": _end(watch), "next": behind})
+        print_json({"parked": parked, "before": sorted(before), "missing": missing, "end_lsn": _end(watch), "next": behind})
         return
     if watch.parked:
         console().print(table(("parked", "place", "reason", "why"), watch.parked))
-    if behind is not None and not watch.missing:
+    if before:
+        say(f"parked before: {', '.join(sorted(before))}")
+    if behind is not None and not missing:
         say(f"the pipeline stops next at the {behind}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -271,6 +273,40 @@ def test_one_row_that_stops_the_pipeline_is_got_past(pipeline: Pipeline) -> None
     pipeline.wait_numbers([1, 2, 3, 4])
     assert open_ids(pipeline) == [one, two, three]
     assert verified(pipeline) == {"rows": 7, "events": 4, "dead_letters": 3}
+
+
+@pytest.mark.parametrize("moment", ["slot", "fence", "letter"])
+def test_a_parking_run_that_is_killed_is_run_again(pipeline: Pipeline, moment: str) -> None:
+    pipeline.set(outbox__on_invalid="stop").init()
+    pipeline.started()
+    with pipeline.connection.transaction():
+        pipeline.insert(1)
+        bad = insert(pipeline, "Thing", f'{{"n": "{CANARY}"}}')
+        pipeline.insert(2)
+    assert pipeline.wait_exit().code == 7
+    positions = len(pipeline.events(pipeline.position_topic, isolation="read_uncommitted"))
+    facts: dict[str, Callable[[], object]] = {
+        "slot": lambda: pipeline.slot().active_pid,
+        "fence": lambda: len(pipeline.events(pipeline.position_topic, isolation="read_uncommitted")) > positions,
+        "letter": lambda: pipeline.events(pipeline.dead_letter_topic, isolation="read_uncommitted"),
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cdc", "dead-letters", "park", bad, "--config", pipeline.config],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(facts[moment], 60)
+    finally:
+        child.kill()
+        child.wait()
+    again = dead(pipeline, "park", bad)
+    assert [row["id"] for row in again["parked"]] + again["before"] == [bad]
+    pipeline.started()
+    pipeline.insert(3)
+    pipeline.wait_numbers([1, 2, 3])
+    assert open_ids(pipeline) == [bad]
+    assert verified(pipeline) == {"rows": 4, "events": 3, "dead_letters": 1}
+    assert dead(pipeline, "park", bad, "--timeout", "1", code=3) == {}
 
 
 def test_nothing_is_parked_that_does_not_stop_the_pipeline(pipeline: Pipeline) -> None:
