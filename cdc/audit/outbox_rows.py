@@ -106,12 +106,12 @@ class OutboxRows:
             located = locate(self._mapping, [column.name for column in columns])
         except InvalidEvent as missing:
             raise PostgresRefused(f"table {self._table}: {missing.what}", missing.fix) from None
-        time: sql.Composable | None = None
+        times: list[sql.Composable] = [sql.SQL("pg_xact_commit_timestamp(xmin)")] if committed else []
         occurred_at = located.columns.get("occurred_at")
-        if committed:
-            time = sql.SQL("extract(epoch from pg_xact_commit_timestamp(xmin))")
-        elif occurred_at is not None and columns[occurred_at].type_name.startswith("timestamp"):
-            time = sql.SQL("extract(epoch from {})").format(sql.Identifier(columns[occurred_at].name))
+        if occurred_at is not None and columns[occurred_at].type_name.startswith("timestamp"):
+            times.append(sql.Identifier(columns[occurred_at].name))
+        # The earlier of both: after an UPDATE only the row itself still tells that it is old.
+        time = sql.SQL("extract(epoch from least({}))").format(sql.SQL(", ").join(times)) if times else None
         if self._since_ms is not None and time is None:
             msg = f"table {self._table} does not tell when a row was written, so --since cannot choose among its rows"
             raise ConfigurationError(msg, "map outbox.columns.occurred_at, set track_commit_timestamp = on, or verify all")

@@ -61,16 +61,20 @@ def test_rows_that_init_skipped_and_rows_past_the_position(pipeline: Pipeline) -
         assert verified(other) == {**CLEAN, "rows": 8, "events": 5, "dead_letters": 0, "skipped": 3}
 
 
+def delete_before(pipeline: Pipeline, offset: int) -> None:
+    """Let the topic forget what lies before an offset, as retention does."""
+    admin = AdminClient({"bootstrap.servers": pipeline.bootstrap, "log_level": 0})
+    [deleted] = admin.delete_records([TopicPartition(pipeline.topic, 0, offset)]).values()
+    deleted.result(30)
+
+
 def test_rows_older_than_the_topic_keeps_are_expired(pipeline: Pipeline) -> None:
     pipeline.init()
     pipeline.started()
     pipeline.insert(1, 5)
     pipeline.insert(6, 10)
     pipeline.wait_confirmed()
-    admin = AdminClient({"bootstrap.servers": pipeline.bootstrap, "log_level": 0})
-    third = pipeline.events()[2]
-    [deleted] = admin.delete_records([TopicPartition(pipeline.topic, 0, third.offset)]).values()
-    deleted.result(30)
+    delete_before(pipeline, pipeline.events()[2].offset)
     assert verified(pipeline) == {**CLEAN, "rows": 10, "events": 8, "dead_letters": 0, "expired": 2}
 
 
@@ -105,6 +109,52 @@ def test_a_row_that_the_log_never_held_is_missing(pipeline: Pipeline) -> None:
     pipeline.execute("ALTER TABLE elsewhere INHERIT outbox")
     found = verified(pipeline, code=8)
     assert {kind: count for kind, count in found.items() if count} == {"rows": 3, "events": 2, "missing": 1}
+
+
+def test_an_update_of_what_is_no_event_changes_nothing_but_the_age_of_rows_that_init_skipped(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.execute(f"SELECT pg_drop_replication_slot('{pipeline.slot_name}')")
+    pipeline.execute("ALTER TABLE outbox ADD COLUMN attempts int")
+    pipeline.insert(1)
+    with Pipeline(pipeline.folder, pipeline.name + "b", pipeline.dsn, pipeline.bootstrap) as other:
+        other.init("--existing", "skip")
+        other.started()
+        other.insert(2, 3)
+        other.insert(4, 5)
+        other.wait_confirmed()
+        other.execute("UPDATE outbox SET attempts = 1 WHERE payload ->> 'n' <> '1'")
+        assert verified(other) == {**CLEAN, "rows": 5, "events": 4, "dead_letters": 0, "skipped": 1}
+        delete_before(other, other.events()[2].offset)
+        assert verified(other) == {**CLEAN, "rows": 5, "events": 2, "dead_letters": 0, "skipped": 1, "expired": 2}
+        other.execute("UPDATE outbox SET attempts = 1 WHERE payload ->> 'n' = '1'")
+        found = verified(other)
+        assert (found["skipped"], found["expired"]) == (0, 3), "an updated row looks new, and as old as it says"
+
+
+def test_an_update_of_a_row_that_init_skipped_makes_it_missing(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.execute(f"SELECT pg_drop_replication_slot('{pipeline.slot_name}')")
+    pipeline.insert(1)
+    with Pipeline(pipeline.folder, pipeline.name + "b", pipeline.dsn, pipeline.bootstrap) as other:
+        other.init("--existing", "skip")
+        other.started()
+        other.insert(2)
+        other.wait_confirmed()
+        other.execute("UPDATE outbox SET headers = NULL WHERE payload ->> 'n' = '1'")
+        found = verified(other, code=8)
+        assert {kind: count for kind, count in found.items() if count} == {"rows": 2, "events": 1, "missing": 1}
+
+
+def test_a_row_without_end_of_time_and_keys_of_any_length(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 2, key="k" * 500)
+    pipeline.insert(3, 4, key="k" * 500 + "x", text='a\\ tab\t, a line\n, a quote" and an é')
+    pipeline.execute("INSERT INTO outbox SELECT gen_random_uuid(), 'thing', 'k', 'Thing', '{\"n\": 5}', 1, NULL, 'infinity'")
+    pipeline.execute("INSERT INTO outbox SELECT gen_random_uuid(), 'thing', 'k', repeat('T', 2000), '{\"n\": 6}'")
+    assert verified(pipeline) == {**CLEAN, "rows": 6, "events": 4, "dead_letters": 2}
+    delete_before(pipeline, pipeline.events()[3].offset)
+    assert verified(pipeline) == {**CLEAN, "rows": 6, "events": 1, "dead_letters": 2, "expired": 3}
 
 
 def test_a_time_that_is_none(pipeline: Pipeline) -> None:
