@@ -28,7 +28,7 @@ from cdc.audit.finding import Case
 from cdc.audit.hold import Hold
 from cdc.audit.known import UNKNOWN_US, Known, known
 from cdc.audit.outbox_rows import SeenBy
-from cdc.audit.outgoing import Outgoing
+from cdc.audit.outgoing import Outgoing, before, nobody_looks
 from cdc.audit.table_rows import TableRow, TableRows, looking, table_rows
 from cdc.avro.registry import Registry
 from cdc.errors import ContinuityError, InvalidEvent, PostgresRefused, StoppedByPolicy
@@ -160,14 +160,6 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
     return plan
 
 
-def before(place: Lsn) -> Lsn:
-    """Return where rows stand that were published from the snapshot of a slot that begins at `place`.
-
-    A live transaction's commit record may begin at `place` itself; no record begins at an odd byte.
-    """
-    return Lsn(place - 1)
-
-
 def _diagnosed(ends: Ends, position: Position, cluster: str) -> Diagnosis | None:
     case = ends.case
     evidence = Evidence(case.pipeline, case.slot, look(case, ends.catalog), cluster, position)
@@ -201,17 +193,13 @@ def _rebuild(ends: Ends, hold: Hold, administration: Administration, plan: Plan,
             router = Router(case.mapping, ends.registry.encoder, position.generation)
             outgoing = Outgoing(ends.publisher, router, position.generation, ends.policy, lambda: ends.publisher.commit(held, nobody_waits))
             fates = _Fates(ends, kafka, plan, router)
-            outgoing.publish(fates.missing(rows.read(view, before(consistent_point)), progress), nothing_more)
+            outgoing.publish(fates.missing(rows.read(view, before(consistent_point)), progress), nobody_looks)
             fates.refuse_doubt()
             plan.events, plan.dead_letters = outgoing.events, outgoing.dead_letters
             left_out = plan.counts.get("left_out", 0)
             gap = Gap(plan.diagnosis.begin, consistent_point, plan.events + plan.dead_letters, view.now_us)
             existing = Existing("skip", view.snapshot) if left_out else held.existing
             plan.position = hold.end(ends.publisher, dataclasses.replace(position, gap=gap, commit_time_us=view.now_us, existing=existing))
-
-
-def nothing_more(_: float = 1) -> None:
-    """Progress that was reported already."""
 
 
 class _Fates:

@@ -11,8 +11,8 @@ transaction it is the order of commands (cmin), and within a command that of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,9 +50,13 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a snapshot shows: itself as text (pg_current_snapshot), the end of the log by which its rows are committed, its time."""
+    """What a snapshot shows: itself as text (pg_current_snapshot), the end of the log by which its rows are committed, its time.
+
+    `opened` ends what is still being read when the look ends: psycopg would wait for it for ever.
+    """
 
     connection: psycopg.Connection[Any]
+    opened: ExitStack
     snapshot: str
     lsn: Lsn
     now_us: int
@@ -88,6 +92,9 @@ class TableRows:
 
     def read(self, view: View, place: Lsn, where: sql.Composable | None = None) -> Iterator[TableRow]:
         """Yield the rows that fulfil `where`; their transactions stand at `place`, and where no commit time is known, at now."""
+        return view.opened.enter_context(closing(self._read(view, place, where)))
+
+    def _read(self, view: View, place: Lsn, where: sql.Composable | None) -> Generator[TableRow, None, None]:
         xmax = int(view.snapshot.split(":")[1])
         relation, begin = self.relation, Begin(place, view.now_us, -1)
         with conditions(), view.connection.cursor() as cursor, cursor.copy(self._query(where)) as copy:
@@ -143,7 +150,8 @@ def looking(dsn: str, application_name: str, exported: str | None = None) -> Ite
             "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, floor(extract(epoch from now()) * 1000000)::int8"
         ).fetchone()
         assert row is not None, "a SELECT without FROM returns one row"
-        yield View(connection, row[0], end_of_log(Lsn.parse(row[1])), row[2])
+        with ExitStack() as opened:
+            yield View(connection, opened, row[0], end_of_log(Lsn.parse(row[1])), row[2])
 
 
 @contextmanager

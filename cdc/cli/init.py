@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,8 +12,9 @@ import typer
 from cdc import app
 from cdc.audit.init import Plan
 from cdc.audit.init import init as make
+from cdc.avro import folder
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
-from cdc.cli.output import print_json, say
+from cdc.cli.output import print_json, progress, say
 from cdc.cli.patience import within
 from cdc.errors import ConfigurationError
 from cdc.outbox.table import create_sql
@@ -25,7 +28,11 @@ def init(
     sets: Sets = None,
     create_table: Annotated[bool, typer.Option("--create-table", help="Make the outbox table if it does not exist.")] = False,
     existing: Annotated[
-        str | None, typer.Option(metavar="skip", help="What becomes of the rows that the table has: skip leaves them out.")
+        str | None,
+        typer.Option(metavar="publish|skip", help="What becomes of the rows that the table has: they are published, or left out."),
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="With --existing publish: only rows that fulfil this condition.")
     ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print what a DBA must run, and do nothing.")] = False,
     timeout_s: Timeout = TIMEOUT_S,
@@ -33,16 +40,22 @@ def init(
 ) -> None:
     """Create what the pipeline needs: role, publication, slot, topics, genesis position. Safe to run again."""
     settings = settings_from(config, sets)
-    if existing not in (None, "skip"):
-        msg = f"--existing {existing} is not available in this version"
-        raise ConfigurationError(msg, "use --existing skip")
+    if existing not in (None, "skip", "publish"):
+        msg = f"--existing {existing!r} is not known"
+        raise ConfigurationError(msg, "use --existing publish or --existing skip")
+    if where is not None and existing != "publish":
+        msg = "--where chooses among rows that are published"
+        raise ConfigurationError(msg, "add --existing publish, or leave it out")
     plan = plan_of(settings, create_table=create_table, skip=existing == "skip")
+    if existing == "publish":
+        plan = replace(plan, existing="publish", where=where, encoder=folder.load(Path(settings.schemas.folder)).encoder)
     if sql:
         print(_sql(settings, plan))
         return
     publisher = app.publisher(settings)
     try:
-        position = within(timeout_s, lambda: make(plan, publisher, time.time_ns() // 1000, say))
+        with progress("publishing rows") as step:
+            position = within(timeout_s, lambda: make(plan, publisher, time.time_ns() // 1000, say, step))
     finally:
         publisher.close()
     if as_json:
@@ -64,6 +77,7 @@ def plan_of(settings: Settings, *, create_table: bool, skip: bool) -> Plan:
         static_topics=tuple(app.static_topics(settings)),
         create_table=create_table,
         existing="skip" if skip else None,
+        policy=app.policy(settings),
     )
 
 

@@ -19,7 +19,6 @@ from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, Yes, setting
 from cdc.cli.output import confirm, print_json, progress, say
 from cdc.cli.patience import within
 from cdc.cli.verify import milliseconds
-from cdc.pipeline.parking import Policy
 
 NOTHING = "the slot and the position fit; nothing to recover (if the pipeline says that the log is another one: --rebuild)"
 
@@ -52,7 +51,7 @@ def recover(
         route=settings.topics.route,
         dead_letter=settings.topics.dead_letter,
         source=settings.outbox.source,
-        policy=Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None),
+        policy=app.policy(settings),
         registry=folder.load(Path(settings.schemas.folder)),
         publisher=publisher,
         subscriber=subscriber,

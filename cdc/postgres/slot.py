@@ -43,15 +43,6 @@ class Table:
         return self.identifier.as_string()
 
 
-@dataclass(frozen=True, slots=True)
-class NewSlot:
-    """A slot that was just made: rows in `snapshot` (pg_current_snapshot text) are not in its stream, all later ones are."""
-
-    consistent_point: Lsn
-    snapshot: str
-    rows_before: bool
-
-
 def publication_sql(publication: str, table: Table) -> str:
     """Return the statement that makes the publication."""
     return (
@@ -150,22 +141,12 @@ class Administration:
             if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
                 raise result_error(result, f"letting standbys keep slot {slot!r}")
 
-    def create_slot(self, slot: str, table: Table) -> NewSlot:
-        """Make the slot, and look through its exported snapshot at what it will never stream."""
-        with self.new_slot(slot) as (consistent_point, snapshot_name):
-            connection = self._connection
-            with remedies("reading the slot's snapshot"), connection.transaction():
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot_name))
-                row = connection.execute(
-                    sql.SQL("SELECT pg_current_snapshot()::text, EXISTS (SELECT FROM {})").format(table.identifier)
-                ).fetchone()
-        assert row is not None, "a SELECT without FROM returns one row"
-        return NewSlot(consistent_point, row[0], row[1])
-
     @contextmanager
     def new_slot(self, slot: str) -> Iterator[tuple[Lsn, str]]:
-        """Make the slot on a replication connection; its snapshot lives as long as that connection is idle."""
+        """Make the slot; give where it begins, and the name of a snapshot that shows what it will never stream.
+
+        The snapshot can be taken up as long as the block lasts: it lives while the replication connection is idle.
+        """
         replication: psycopg.Connection[Any] = connect_replication(self._replication_dsn, self._application_name, SLOT_TIMEOUT_S)
         try:
             options = "(SNAPSHOT 'export', FAILOVER true)" if replication.info.server_version >= FAILOVER_SINCE else "EXPORT_SNAPSHOT"
