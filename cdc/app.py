@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cdc.avro.current import CurrentRegistry
@@ -151,7 +152,7 @@ def supervisor(
     policy = Policy(settings.name, settings.topics.dead_letter if parks else None, park)
     needed = dict.fromkeys([*static_topics(settings), *([settings.topics.dead_letter] if parks else [])])
 
-    def relay(position: Position, waiting: Waiting) -> Relay:
+    def relay(position: Position, waiting: Waiting, refused: Mapping[bytes, str]) -> Relay:
         router = router_from(how, registry.encoder, position)
         registry.changed = router.forget_schemas
         return Relay(
@@ -161,6 +162,7 @@ def supervisor(
             policy=policy,
             observer=watch,
             position=position,
+            refused=refused,
             waiting=waiting,
             clock=time.monotonic,
             wall=time.time,

@@ -88,7 +88,7 @@ class InvalidEvent(CdcError):
     """A row that cannot become a record.
 
     `reason` is a short word for metrics and for the dead letter's `cdc.reason` header (schema, mapping, route, size,
-    tombstone); `what` adds the place (a JSON path or a column), what was expected and what kind of value came, and never
+    tombstone, refused); `what` adds the place (a JSON path or a column), what was expected and what kind of value came, and never
     the value itself.
     """
 
@@ -123,6 +123,18 @@ class OnHold(Retriable):
 
 class Fenced(Retriable):
     """The broker refuses our epoch: a newer instance called init_transactions, or the broker timed our transaction out."""
+
+
+class Poisoned(Retriable):
+    """The broker refused a record for good, and with it the whole Kafka transaction.
+
+    `place` is the `ce_sequence` of the record if it is known (only a passage that looks for it knows), `why` the broker's words.
+    """
+
+    def __init__(self, what: str, fix: str = "", *, place: bytes | None = None, why: str = "") -> None:
+        super().__init__(what, fix)
+        self.place = place
+        self.why = why
 
 
 class TransactionTimedOut(Retriable):

@@ -91,12 +91,22 @@ AWAY_S = 2.0
 """How long every broker may be out of reach before a request is given up; it has not been sent to anybody by then."""
 
 
+TRANSACTION_FAILED = "TXNERR"
+"""Facility of librdkafka's log line (rd_kafka_txn_set_abortable_error) after which the Kafka transaction must be aborted."""
+
+
 class Notes:
-    """What a client reported on its own, from whichever thread: the last error, and the last refusal for good."""
+    """What a client reported on its own, from whichever thread: the last error, a refusal for good, a doomed Kafka transaction.
+
+    librdkafka tells the last one by a line of its log only. The commit's own answer comes with the end of the transaction
+    timeout, when batches of the same partition were on their way behind the one that failed: they wait for a new epoch, which
+    only an abort brings, and the commit waits for them.
+    """
 
     def __init__(self) -> None:
         self.last: Fault | None = None
         self.refusal: Fault | None = None
+        self.doomed: Fault | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error event (librdkafka's error_cb)."""
@@ -105,16 +115,25 @@ class Notes:
         if fault.code in UNKNOWN_TO_BROKER:
             self.refusal = fault
 
+    def log(self, level: int, form: str, facility: str, client: str, text: str) -> None:
+        """Take a line of librdkafka's log, as the client hands it to a logger."""
+        LIBRARY.log(level, form, facility, client, text)
+        if facility == TRANSACTION_FAILED and self.doomed is None:
+            name = text.rpartition("(")[2].rstrip(")")
+            self.doomed = Fault(getattr(KafkaError, name, KafkaError.UNKNOWN), name, text.partition("]: ")[2] or text)
+
     def check(self, doing: str) -> None:
-        """Raise KafkaRefused when the broker has refused us for good, such as a wrong password."""
+        """Raise KafkaRefused when the broker has refused us for good, such as a wrong password; or what dooms the commit."""
         if self.refusal is not None:
             raise exception(self.refusal, doing, transactional=False)
+        if self.doomed is not None:
+            raise exception(self.doomed, doing, transactional=True)
 
 
 def make(kind: Callable[..., Client], properties: Properties, notes: Notes) -> Client:
     """Create a client; a property that librdkafka does not take is a ConfigurationError."""
     try:
-        return kind({**properties, "error_cb": notes}, logger=LIBRARY)
+        return kind({**properties, "error_cb": notes}, logger=notes)
     except KafkaException as error:
         fault = fault_of(error.args[0])
         msg = f"the kafka table of the settings is not accepted: {fault.text}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from cdc.errors import CdcError, Fenced, KafkaRefused, Retriable
+from cdc.errors import CdcError, Fenced, KafkaRefused, Poisoned, Retriable
 
 
 class Remedy(Enum):
@@ -53,6 +53,7 @@ class Code(IntEnum):
     CONFLICT = -173
     FENCED = -144
     OFFSET_OUT_OF_RANGE = 1
+    INVALID_MSG = 2
     UNKNOWN_TOPIC_OR_PART = 3
     LEADER_NOT_AVAILABLE = 5
     NOT_LEADER = 6
@@ -138,6 +139,14 @@ REMEDIES: dict[int, Remedy] = {
 FENCES = frozenset({Code.FENCED, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH})
 """The broker refuses our epoch: somebody newer, or a Kafka transaction that it has timed out."""
 
+REFUSALS = frozenset(
+    {
+        Code.INVALID_MSG, Code.BAD_MSG, Code.MSG_SIZE_TOO_LARGE, Code.INVALID_TIMESTAMP, Code.INVALID_RECORD, Code.TOPIC_EXCEPTION,
+        Code.UNKNOWN_PARTITION, Code.INCONSISTENT,
+    }
+)  # fmt: skip
+"""The broker refuses a record, whoever sends it and whenever: the Kafka transaction that holds it can never be committed."""
+
 HINTS: dict[int, str] = {
     Code.AUTHENTICATION: 'see kafka."sasl.username", "sasl.password" and "security.protocol"',
     Code.SASL_AUTHENTICATION_FAILED: 'see kafka."sasl.username" and "sasl.password"',
@@ -171,4 +180,6 @@ def exception(fault: Fault, doing: str, *, transactional: bool) -> CdcError:
     what = f"Kafka, while {doing}: {fault}"
     if remedy(fault, transactional=transactional) is Remedy.EXIT:
         return KafkaRefused(what, HINTS.get(fault.code, "see the broker's log"))
+    if transactional and fault.code in REFUSALS:
+        return Poisoned(what)
     return Fenced(what) if fault.code in FENCES else Retriable(what)

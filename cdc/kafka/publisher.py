@@ -22,8 +22,9 @@ from typing import Literal
 
 from confluent_kafka import KafkaException, Producer
 
-from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Retriable
+from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
 from cdc.event import Record, Route
+from cdc.kafka.blame import Blame
 from cdc.kafka.call import Caller, PatienceEnded
 from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
 from cdc.kafka.faults import Code, Fault, exception
@@ -73,6 +74,7 @@ class _Passage:
     caller: Caller
     notes: Notes
     batch_bytes: int
+    blame: Blame | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +138,17 @@ class KafkaPublisher:
         self.positions.verify(nobody_waits)
         return self.positions.peek(nobody_waits), self.topics.cluster_id(nobody_waits)
 
-    def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed.
 
-        A patient passage takes the longest transaction timeout that the broker allows.
+        A patient passage takes the longest transaction timeout that the broker allows; a blaming one finds the record that
+        the broker refuses.
         """
         self.positions.prepare()
-        self.fence(waiting, patient=patient)
+        self.fence(waiting, patient=patient, blaming=blaming)
         return self.positions.read(waiting)
 
-    def fence(self, waiting: Waiting, *, patient: bool = False) -> None:
+    def fence(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> None:
         """Fence older instances; all that a command with a transactional.id of its own, and no position, needs of recover()."""
         self._forget()
         self._timeout_ms = self._usual_timeout_ms
@@ -153,10 +156,12 @@ class KafkaPublisher:
             self._timeout_ms = max(self._timeout_ms, self.topics.transaction_max_timeout_ms(waiting))
         batch_bytes = min(self._limits.values(), default=BATCH_BYTES)
         properties = producer_properties(self._kafka, self._name, transaction_timeout_ms=self._timeout_ms, batch_bytes=batch_bytes)
+        if blaming:
+            properties |= {"batch.num.messages": 1}
         notes = Notes()
         producer = make(Producer, properties, notes)
         caller = Caller(f"cdc-kafka-{self._name}", PAUSE_S, self._clock)
-        self._passage = _Passage(producer, caller, notes, properties["batch.size"])
+        self._passage = _Passage(producer, caller, notes, properties["batch.size"], Blame() if blaming else None)
         self._call(lambda _: meet(producer, self.positions.topic), INIT_PATIENCE_S, waiting, "looking for the brokers")
         self._call(producer.init_transactions, INIT_PATIENCE_S, waiting, "fencing older instances", INIT_HINT)
 
@@ -185,13 +190,16 @@ class KafkaPublisher:
         """Hand over records in order; calls `waiting` while the local queue is full."""
         producer = self._begin(waiting)
         produce: Callable[..., None] = producer.produce
+        blame = self._passage.blame if self._passage else None
         full_since: float | None = None
         try:
             producer.poll(0)
-            for topic, key, value, headers, timestamp_ms, partition in records:
+            for record in records:
+                topic, key, value, headers, timestamp_ms, partition = record
+                report = blame.of(record) if blame else None
                 while True:
                     try:
-                        produce(topic, value, key, partition, None, None, timestamp_ms, headers)
+                        produce(topic, value, key, partition, report, None, timestamp_ms, headers)
                         break
                     except BufferError:
                         full_since = self._make_room(full_since, waiting)
@@ -262,7 +270,7 @@ class KafkaPublisher:
 
         def look() -> None:
             passage.producer.poll(0)
-            passage.notes.check(doing)
+            self._check(passage, doing)
             waiting()
 
         self._failed = True
@@ -286,7 +294,7 @@ class KafkaPublisher:
             msg = f"Kafka took no record within {STALL_S:.0f} s and the local queue is full{said}"
             raise Retriable(msg)
         passage.producer.poll(0.001)
-        passage.notes.check("waiting for room in the local queue")
+        self._check(passage, "waiting for room in the local queue")
         waiting()
         return now if full_since is None else full_since
 
@@ -297,7 +305,29 @@ class KafkaPublisher:
         if fault.code == Code.FATAL:
             fault = self._fatal() or fault
         found = exception(fault, doing, transactional=True)
+        if isinstance(found, Poisoned):
+            found = self._accuse(found)
         return found if found.fix or not hint else type(found)(found.what, hint)
+
+    def _check(self, passage: _Passage, doing: str) -> None:
+        """Raise what the producer has reported on its own."""
+        try:
+            passage.notes.check(doing)
+        except CdcError as error:
+            self._failed = True
+            raise (self._accuse(error) if isinstance(error, Poisoned) else error) from None
+
+    def _accuse(self, found: Poisoned) -> Poisoned:
+        """Name the record that was refused, in a passage that looks for it."""
+        assert self._passage is not None
+        blame = self._passage.blame
+        if blame is None:
+            return found
+        self._passage.producer.poll(0)
+        if blame.culprit is None:
+            return found
+        place = next((value for name, value in blame.culprit.headers if name == "ce_sequence"), None)
+        return Poisoned(f"{found.what}; topic {blame.culprit.topic!r} refused a record ({blame.why})", place=place, why=blame.why)
 
     def _fatal(self) -> Fault | None:
         """Return the error behind `_FATAL`, which librdkafka tells once, by poll."""

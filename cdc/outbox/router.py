@@ -24,7 +24,7 @@ from cdc.event import Record
 from cdc.outbox import message
 from cdc.outbox import values as read
 from cdc.outbox.mapping import NAME_LIMIT, Located, OutboxMapping, found, locate, placeholders
-from cdc.position import time_text
+from cdc.position import Lsn, time_text
 from cdc.postgres.pgoutput import Begin, Relation
 from cdc.postgres.transaction import MESSAGES, Row
 
@@ -60,6 +60,11 @@ Convert = Callable[[Values, bytes, bytes, int], Record]
 def sequence(generation: int, begin: Begin, ordinal: int) -> str:
     """Return an event's own place as text that sorts: see ce_sequence."""
     return f"{generation:04x}{begin.final_lsn:016x}{ordinal:08x}"
+
+
+def commit_lsn(place: bytes) -> Lsn:
+    """Return the commit LSN in a `ce_sequence`."""
+    return Lsn(int(place[4:20], 16))
 
 
 class Router:

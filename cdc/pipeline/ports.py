@@ -76,10 +76,11 @@ class Publisher(Protocol):
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
         """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
 
-    def recover(self, waiting: Waiting, *, patient: bool) -> Position | None:
+    def recover(self, waiting: Waiting, *, patient: bool, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed.
 
-        A patient passage takes the longest transaction timeout that the broker allows.
+        A patient passage takes the longest transaction timeout that the broker allows. A blaming one finds the record that
+        the broker refuses: its commit raises Poisoned with the record's place.
         """
 
     def route(self, topic: str, waiting: Waiting) -> Route:

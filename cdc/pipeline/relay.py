@@ -13,7 +13,7 @@ Rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from cdc.errors import Fenced, InvalidEvent, Retriable, TransactionTimedOut
@@ -68,6 +68,7 @@ class Relay:
         policy: Policy,
         observer: Observer,
         position: Position,
+        refused: Mapping[bytes, str] | None = None,
         waiting: Waiting,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -76,6 +77,7 @@ class Relay:
         self._publisher = publisher
         self._router = router
         self._policy = policy
+        self._refused = refused or {}
         self._observer = observer
         self._waiting = waiting
         self._clock = clock
@@ -119,7 +121,7 @@ class Relay:
 
     def _take(self, items: Sequence[Row | TransactionEnd]) -> None:
         """Turn rows into records, hand over those of whole transactions; the hot path, so what it needs is local."""
-        routes, route_of, latest_ms = self._routes, self._router.route, self._latest_ms
+        routes, route_of, latest_ms, refused = self._routes, self._router.route, self._latest_ms, self._refused
         held = self._held
         hold = held.append
         for item in items:
@@ -139,7 +141,9 @@ class Relay:
                     or len(headers) > PLAIN_HEADERS
                     or size + len(key) > tally.plain_bytes
                     or timestamp_ms > latest_ms
+                    or refused
                 ):
+                    self._heed(record)
                     fits(record, tally.route, round(self._wall() * 1000))
             except InvalidEvent as error:
                 record, tally = self._invalid(item, error)
@@ -177,6 +181,12 @@ class Relay:
         self._observer.dead_letter(error.reason, event_id, place, error.what)
         self._held_dead += 1
         return record, self._routes[record.topic]
+
+    def _heed(self, record: Record) -> None:
+        """Raise InvalidEvent for a record that the broker has refused in an earlier passage."""
+        for name, place in record.headers:
+            if name == "ce_sequence" and (why := self._refused.get(place or b"")) is not None:
+                raise InvalidEvent("refused", f"topic {record.topic!r} refused the record: {why}", "see the broker's log")
 
     def _open(self, topic: str) -> _Tally:
         route = self._publisher.route(topic, self._waiting)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,11 +20,13 @@ from cdc.errors import (
     IdentityTaken,
     KafkaRefused,
     OnHold,
+    Poisoned,
     Retriable,
     SlotBusy,
     StoppedByPolicy,
     TransactionTimedOut,
 )
+from cdc.outbox.router import commit_lsn
 from cdc.pipeline import continuity
 from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
 from cdc.pipeline.relay import Relay
@@ -73,6 +75,9 @@ WATCH_INTERVAL_S = 10.0
 FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 """Fenced so often while we hold the slot, somebody uses our transactional.id without it."""
 
+POISONED_TIMES = 3
+"""Kafka transactions that the broker refuses for good, without progress and without a row to blame, before it is an error."""
+
 UNOWNED_TIMES = 3
 """A walsender that ends just after it took the slot looks like a second server; so often in a row, it is one."""
 
@@ -105,7 +110,7 @@ class Supervisor:
         source: Source,
         publisher: Publisher,
         precheck: Callable[[], None],
-        relay: Callable[[Position, Waiting], Relay],
+        relay: Callable[[Position, Waiting, Mapping[bytes, str]], Relay],
         refresh: Callable[[], object],
         observer: Observer,
         backoff: Callable[[int], float],
@@ -130,6 +135,8 @@ class Supervisor:
         self._state = State.STARTING
         self._attempt = 0
         self._patient = False
+        self._poisoned = 0
+        self._refused: dict[bytes, str] = {}
         self._fenced: deque[float] = deque(maxlen=FENCED_TIMES)
         self._unowned = 0
 
@@ -187,7 +194,7 @@ class Supervisor:
         server = source.open()
         self._own(server)
         publisher.require(name.static_topics, self._waiting)
-        position = publisher.recover(self._waiting, patient=self._patient)
+        position = publisher.recover(self._waiting, patient=self._patient, blaming=self._poisoned > 0)
         _heed(position)
         # If we slept since we took the slot, somebody else may have taken it and moved on: what was seen then proves nothing now.
         server = source.watch()
@@ -195,7 +202,8 @@ class Supervisor:
         position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         position = continuity.listening(position, name.message_prefix)
         source.start(position)
-        relay = self._relay(position, self._waiting)
+        self._refused = {place: why for place, why in self._refused.items() if commit_lsn(place) >= position.end_lsn}
+        relay = self._relay(position, self._waiting, self._refused)
         self._turn(State.STREAMING)
         self._stream(relay, position, cluster)
 
@@ -214,7 +222,7 @@ class Supervisor:
                 relay.step()
                 self._observer.heartbeat()
                 if relay.position is not position:
-                    self._attempt, self._patient = 0, False
+                    self._attempt, self._patient, self._poisoned = 0, False, 0
                 if self._clock() >= watch_at:
                     self._refresh()
                     self._watch(relay, cluster)
@@ -256,12 +264,25 @@ class Supervisor:
             if self._patient:
                 raise KafkaRefused(error.what, error.fix) from error
             self._patient = True
+        elif isinstance(error, Poisoned):
+            self._accuse(error)
         elif isinstance(error, Fenced):
             now = self._clock()
             self._fenced.append(now)
             if len(self._fenced) == FENCED_TIMES and now - self._fenced[0] <= FENCED_WITHIN_S:
                 msg = f"fenced {FENCED_TIMES} times within a minute while the slot was ours: somebody uses our transactional.id"
                 raise IdentityTaken(msg, "find the other producer, or give this pipeline another name") from error
+
+    def _accuse(self, error: Poisoned) -> None:
+        """Let the next passage look for the record that the broker refuses, and the one after it treat it as invalid."""
+        if error.place is not None and error.place not in self._refused:
+            self._refused[error.place] = error.why
+            self._poisoned = 0
+            return
+        self._poisoned += 1
+        if self._poisoned == POISONED_TIMES:
+            msg = f"Kafka refused {POISONED_TIMES} times in a row what it was sent, and no row of the outbox is to blame: {error.what}"
+            raise KafkaRefused(msg, "see the broker's log; nothing was published or lost since") from error
 
     def _turn(self, state: State, reason: str = "") -> None:
         assert state is self._state or state in TRANSITIONS[self._state], f"{self._state} -> {state}"

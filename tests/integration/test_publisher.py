@@ -7,16 +7,18 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from cdc.devstack.kafka import KafkaBroker
-from cdc.errors import ConfigurationError, Fenced, InvalidEvent, KafkaRefused, Retriable
-from cdc.event import Record, record_size
+from cdc.errors import ConfigurationError, Fenced, InvalidEvent, KafkaRefused, Poisoned, Retriable
+from cdc.event import Record, Route, record_size
 from cdc.kafka import publisher as publisher_module
 from cdc.kafka import topics as topics_module
+from cdc.kafka.client import Waiting
 from cdc.kafka.limits import fits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
@@ -379,3 +381,30 @@ def test_case_77_a_fence_that_never_succeeds_names_its_likely_cause(unique: str,
         with pytest.raises(Retriable, match=r"transaction\.state\.log\.replication\.factor"):
             made.recover(nothing)
         made.close()
+
+
+class Trusting(KafkaPublisher):
+    """Believes that every topic takes everything, so that the broker is the first to refuse."""
+
+    def route(self, topic: str, waiting: Waiting) -> Route:
+        return replace(super().route(topic, waiting), max_message_bytes=10_000_000, timestamp_after_ms=None)
+
+
+def test_the_record_that_the_broker_refuses_is_named_by_a_passage_that_looks_for_it(kafka: str, unique: str) -> None:
+    made = Trusting(name=unique, kafka={"bootstrap.servers": kafka}, position_topic=f"_{unique}")
+    made.topics.create(f"_{unique}", ONE, {"cleanup.policy": "compact"}, nothing)
+    name = topic(made, f"{unique}.blame", max_message_bytes="20000")
+    headers: list[tuple[str, bytes | None]] = [("ce_sequence", b"0000" + b"%016x" % 7 + b"00000002")]
+    good = [record(name, NOISE.randbytes(100)) for _ in range(5)]
+    bad = record(name, NOISE.randbytes(30_000))._replace(headers=headers)
+    for blaming, place in ((False, None), (True, headers[0][1])):
+        made.recover(nothing, blaming=blaming)
+        made.produce([*good, bad, *good], nothing)
+        with pytest.raises(Poisoned, match="MSG_SIZE_TOO_LARGE") as caught:
+            made.commit(at(1), nothing)
+        assert caught.value.place == place
+    assert made.recover(nothing) is None
+    made.produce(good, nothing)
+    made.commit(at(1), nothing)
+    made.close()
+    assert values(kafka, [name], 5) == [each.value for each in good]

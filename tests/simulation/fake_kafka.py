@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable
+from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Poisoned, Retriable
 from cdc.event import Record, Route, record_size
 from cdc.kafka.limits import name_fault
 from cdc.position import Position
@@ -106,6 +106,7 @@ class Cluster:
         self.cluster_id = cluster_id
         self.clock = clock
         self.hook: Hook = lambda _verb, _producer: Outcome.OK
+        self.refuses: Callable[[Record], bool] = lambda _record: False
         self.topics: dict[str, Topic] = {}
         self.max_timeout_s = 900.0
         self.held: list[tuple[Verb, str, Callable[[], object]]] = []
@@ -148,7 +149,8 @@ class Cluster:
         if topic is None:
             msg = "UNKNOWN_TOPIC_OR_PART"
             raise BrokerError(msg)
-        if (refusal := self._refusal(record, topic)) is not None:
+        refusal = "INVALID_RECORD" if self.refuses(record) else self._refusal(record, topic)
+        if refusal is not None:
             raise BrokerError(refusal)
         partition = record.partition if record.partition >= 0 else partition_for(record.key, topic.partitions)
         entry = Entry(producer, epoch, record)
@@ -249,6 +251,8 @@ class FakePublisher:
         self._epoch: int | None = None
         self._open = False
         self._poison: str | None = None
+        self._culprit: Record | None = None
+        self._blaming = False
 
     def __repr__(self) -> str:
         return f"<FakePublisher {self._name} epoch={self._epoch}>"
@@ -262,9 +266,10 @@ class FakePublisher:
         """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
         return self._request(Verb.PEEK, self._last, _nothing), self.cluster.cluster_id
 
-    def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed."""
         self.drop()
+        self._blaming = blaming
         self._timeout_s = self.cluster.max_timeout_s if patient else self._usual_timeout_s
         self._epoch = self._request(Verb.INIT, lambda: self.cluster.init_producer(self._id), waiting)
         return self._request(Verb.READ, self._newest, waiting)
@@ -310,7 +315,8 @@ class FakePublisher:
             # The position travels with the commit: a held commit brings both, or neither, when it arrives.
             self._append(epoch, [record])
             if self._poison is not None:
-                raise BrokerError(self._poison)
+                headers = dict(self._culprit.headers) if self._blaming and self._culprit else {}
+                raise Poisoned(f"Kafka, committing: {self._poison}", place=headers.get("ce_sequence"), why=self._poison)
             self.cluster.end(self._id, epoch, commit=True)
 
         self._request(Verb.COMMIT, request, waiting)
@@ -329,7 +335,7 @@ class FakePublisher:
 
     def drop(self) -> None:
         """Forget the producer as it is."""
-        self._epoch, self._open, self._poison = None, False, None
+        self._epoch, self._open, self._poison, self._culprit = None, False, None, None
 
     def _live(self) -> int:
         assert self._epoch is not None, "a producer is used from recover until its first error"
@@ -343,7 +349,8 @@ class FakePublisher:
                 if error.fenced:
                     raise
                 # As with librdkafka: a failed delivery shows at the commit, and nothing of the transaction survives.
-                self._poison = self._poison or str(error)
+                if self._poison is None:
+                    self._poison, self._culprit = str(error), record
 
     def _last(self) -> Position | None:
         return self._find(self.cluster.committed(self._topic()))
@@ -376,6 +383,9 @@ class FakePublisher:
                 return request()
             if outcome is Outcome.LOST:
                 request()
+        except Poisoned:
+            self._epoch = None
+            raise
         except BrokerError as error:
             self._epoch = None
             what = f"Kafka, {verb.value}: {error}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.errors import StoppedByPolicy
+from cdc.errors import KafkaRefused, StoppedByPolicy
 from cdc.position import Lsn, Witness
 from cdc.postgres.pgoutput import UNCHANGED, Delete, Insert, Message, Truncate, Update
 from cdc.postgres.walsender import SHUTDOWN_PATIENCE_S
 from tests.simulation.fake_kafka import Outcome, Verb
 from tests.simulation.fake_postgres import OTHER, OUTBOX, OpenTransaction
 from tests.simulation.workloads import BAD, SEGMENT, SMALL, good
-from tests.simulation.world import Action, Build, Fault, Script, World
+from tests.simulation.world import DEAD, Action, Build, Fault, Script, World
 
 
 def ids(world: World) -> list[str]:
@@ -230,3 +230,21 @@ def test_a_server_that_shuts_down_is_left_when_the_position_cannot_follow() -> N
 def stop(world: World) -> None:
     """`pg_ctl stop -m fast`."""
     world.postgres.stopping = True
+
+
+def test_what_the_broker_refuses_becomes_a_dead_letter_and_the_rest_goes_on() -> None:
+    """No check of ours could know: the record fits its route, and the broker will not have it."""
+    for call in (*range(World(SMALL).run().gate.calls), None):
+        world = World(SMALL, {} if call is None else {call: Fault.KILL})
+        world.kafka.refuses = lambda record: dict(record.headers).get("ce_id") in (b"b3", b"c4")
+        clean(world.run())
+        dead = {(dict(record.headers)["cdc.id"], dict(record.headers)["cdc.reason"]) for _, _, record in world.kafka.committed(DEAD)}
+        assert dead >= {(b"b3", b"refused"), (b"c4", b"refused")}
+
+
+def test_a_broker_that_refuses_everything_ends_the_process() -> None:
+    world = World(SMALL)
+    world.kafka.refuses = lambda record: record.topic == DEAD
+    with pytest.raises(KafkaRefused, match="no row of the outbox is to blame"):
+        world.run()
+    assert world.visible() == []

@@ -50,8 +50,8 @@ class OneKafkaTransactionForEachEvent(FakePublisher):
 
     last: Position
 
-    def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
-        position = super().recover(waiting, patient=patient)
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
+        position = super().recover(waiting, patient=patient, blaming=blaming)
         assert position is not None
         self.last = position
         return position
@@ -69,9 +69,9 @@ class OneKafkaTransactionForEachEvent(FakePublisher):
 class ReadsBeforeItFences(FakePublisher):
     """Takes the position that is there; what its predecessor commits before it is fenced comes twice."""
 
-    def recover(self, waiting: Waiting, *, patient: bool = False) -> Position | None:
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         position = self._last()
-        super().recover(waiting, patient=patient)
+        super().recover(waiting, patient=patient, blaming=blaming)
         return position
 
 

@@ -219,7 +219,7 @@ class Process:
         self.source = cast("Source", Guarded(self, stream))
         self.publisher = cast("Publisher", Guarded(self, publisher))
 
-        def relay(position: Position, waiting: Waiting) -> Relay:
+        def relay(position: Position, waiting: Waiting, refused: Mapping[bytes, str]) -> Relay:
             return build.relay(
                 source=self.source,
                 publisher=self.publisher,
@@ -227,6 +227,7 @@ class Process:
                 policy=Policy(NAME, None if build.stop_at_invalid else DEAD),
                 observer=self.observer,
                 position=position,
+                refused=refused,
                 waiting=waiting,
                 clock=world.clock,
                 wall=world.wall,

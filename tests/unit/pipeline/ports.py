@@ -100,6 +100,7 @@ class Kafka:
         self.committed: list[tuple[list[Record], Position]] = []
         self.transaction_timeout_s = 60.0
         self.patient: list[bool] = []
+        self.blaming: list[bool] = []
 
     def peek(self) -> tuple[Position | None, str]:
         self.world.called("peek")
@@ -108,8 +109,9 @@ class Kafka:
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
         self.world.called("require", ",".join(topics))
 
-    def recover(self, waiting: Waiting, *, patient: bool) -> Position | None:
+    def recover(self, waiting: Waiting, *, patient: bool, blaming: bool = False) -> Position | None:
         self.patient.append(patient)
+        self.blaming.append(blaming)
         self.world.called("recover")
         waiting()
         return self.position

@@ -366,3 +366,17 @@ def test_a_fence_before_anything_was_produced_is_a_fence() -> None:
     stage.world.faults["commit"] = [Fenced("fenced")]
     with pytest.raises(Fenced):
         stage.steps([TransactionEnd(Lsn(0x150), Lsn(0x150), 5, 0, 0)])
+
+
+# what the broker has refused
+
+
+def test_a_record_that_the_broker_refused_is_invalid_by_its_place() -> None:
+    stage = Stage()
+    place = b"0003%016x%08x" % (0x108, 1)
+    stage.relay._refused = {place: "INVALID_RECORD: because"}
+    stage.steps(transaction(0x110, "a", "b", "c"))
+    records = stage.kafka.committed[0][0]
+    assert [record.topic for record in records] == [TOPIC, DEAD, TOPIC]
+    assert dict(records[1].headers)["cdc.reason"] == b"refused"
+    assert b"INVALID_RECORD: because" in (dict(records[1].headers)["__connect.errors.exception.message"] or b"")

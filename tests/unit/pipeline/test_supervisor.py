@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from cdc.errors import (
     Fenced,
     IdentityTaken,
     KafkaRefused,
+    Poisoned,
     PostgresRefused,
     Retriable,
     SlotBusy,
@@ -25,6 +26,7 @@ from cdc.pipeline.supervisor import (
     FENCED_TIMES,
     FENCED_WITHIN_S,
     HELD_POLL_S,
+    POISONED_TIMES,
     STANDBY_POLL_S,
     TRANSITIONS,
     UNOWNED_TIMES,
@@ -72,6 +74,7 @@ class Stage:
         self.steps = steps
         self.asked = False
         self.relays: list[Turning] = []
+        self.refused: list[dict[bytes, str]] = []
         self.supervisor = Supervisor(
             identity=Identity("shop", "cdc_shop", ("dead",)),
             source=self.log,
@@ -87,8 +90,9 @@ class Stage:
             grace_s=GRACE_S,
         )
 
-    def _relay(self, start: Position, waiting: Waiting) -> Any:  # noqa: ANN401 - stands for a Relay
+    def _relay(self, start: Position, waiting: Waiting, refused: Mapping[bytes, str]) -> Any:  # noqa: ANN401 - stands for a Relay
         made = Turning(self.world, waiting)
+        self.refused.append(dict(refused))
         made.position = start
         self.relays.append(made)
         assert hasattr(Relay, "step")
@@ -427,3 +431,48 @@ def test_a_turn_that_the_table_does_not_have_is_a_bug() -> None:
     stage = Stage().run()
     with pytest.raises(AssertionError, match="stopped -> opening"):
         stage.supervisor._turn(State.OPENING)
+
+
+# what the broker refuses for good
+
+PLACE = b"0000" + b"%016x" % 0x108 + b"00000000"
+
+
+def poisoned(place: bytes | None = None) -> Poisoned:
+    return Poisoned("refused", place=place, why="INVALID_RECORD")
+
+
+def test_the_record_that_poisons_is_looked_for_and_then_treated_as_invalid() -> None:
+    stage = Stage(steps=3).run(step=[poisoned(), poisoned(PLACE), None])
+    assert stage.kafka.blaming == [False, True, False]
+    assert stage.refused == [{}, {}, {PLACE: "INVALID_RECORD"}]
+
+
+def test_what_lies_below_the_position_is_blamed_no_more() -> None:
+    stage = Stage(steps=4)
+    stage.kafka.position = position(end_lsn=Lsn(0x110))
+    stage.run(step=[poisoned(), poisoned(PLACE), None, None])
+    assert stage.refused[-1] == {}
+
+
+def test_three_refusals_without_a_row_to_blame_are_an_error() -> None:
+    with pytest.raises(KafkaRefused, match="no row of the outbox is to blame: refused"):
+        Stage(steps=9).run(step=[poisoned()] * POISONED_TIMES)
+
+
+def test_a_row_whose_dead_letter_is_refused_too_is_blamed_once() -> None:
+    stage = Stage(steps=9)
+    with pytest.raises(KafkaRefused):
+        stage.run(step=[poisoned(), *[poisoned(PLACE)] * (POISONED_TIMES + 1)])
+    assert stage.refused[-1] == {PLACE: "INVALID_RECORD"}
+
+
+def test_progress_between_refusals_begins_the_count_anew() -> None:
+    stage = Stage(steps=5)
+
+    def move_on() -> None:
+        stage.relays[-1].position = position(end_lsn=Lsn(0x101 + len(stage.relays)))
+
+    stage.world.before["step"] = move_on
+    stage.run(step=[poisoned(), poisoned(), None, poisoned(), None])
+    assert stage.kafka.blaming == [False, True, True, True]
