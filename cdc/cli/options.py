@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from cdc.observe import logs
-from cdc.settings import SchemaSettings, Settings, load, load_schemas, mask
+from cdc.settings import SchemaSettings, Settings, load, load_schemas
 
 Config = Annotated[
     Path | None,
@@ -32,24 +31,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a te
 
 TIMEOUT_S = 30.0
 """Seconds that a command for people waits for a server: a restart of one fits into it, and nobody waits longer."""
-
-
-LogFormat = Annotated[
-    Literal["auto", "console", "json"],
-    typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="How to log; auto is console on a terminal, else JSON lines."),
-]
-"""`log_format: LogFormat = "auto"`."""
-
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    typer.Option("--log-level", envvar="CDC_LOG_LEVEL", help="The least important lines that are logged."),
-]
-"""`log_level: LogLevel = "info"`."""
-
-
-def start_logs(log_format: logs.Format = "auto", log_level: logs.Level = "info") -> None:
-    """Log to stderr from here on, with passwords masked."""
-    logs.configure(log_format, log_level, scrub=mask)
 
 
 def settings_from(config: Path | None, sets: list[str] | None) -> Settings:

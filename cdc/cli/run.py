@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from cdc import app
 from cdc.cli.garbage import seldom_collected
-from cdc.cli.options import Config, LogFormat, LogLevel, Sets, settings_from, start_logs
+from cdc.cli.log_options import LogFormat, LogLevel, start_logs
+from cdc.cli.options import Config, Sets, settings_from
 from cdc.observe.http import HttpServer
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
-from cdc.cli.options import TIMEOUT_S, Config, Json, LogFormat, LogLevel, Sets, Timeout, schemas_from, settings_from, start_logs
+from cdc.cli.log_options import LogFormat, LogLevel, start_logs
+from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, schemas_from, settings_from
 from cdc.observe import logs
 
 app = typer.Typer()
