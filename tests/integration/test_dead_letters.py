@@ -23,7 +23,7 @@ from cdc.kafka.publisher import KafkaPublisher
 from cdc.position import Position
 from cdc.settings import load
 from tests.conftest import Pipelines
-from tests.pipeline import SCHEMA, Answer, Event, Pipeline, decode, write_schemas
+from tests.pipeline import SCHEMA, Answer, Event, Pipeline, decode, sizes, write_schemas
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
@@ -273,6 +273,48 @@ def test_one_row_that_stops_the_pipeline_is_got_past(pipeline: Pipeline) -> None
     pipeline.wait_numbers([1, 2, 3, 4])
     assert open_ids(pipeline) == [one, two, three]
     assert verified(pipeline) == {"rows": 7, "events": 4, "dead_letters": 3}
+
+
+@sizes(3_000, 100_000)
+def test_many_are_redriven_in_one_kafka_transaction(pipeline: Pipeline, size: int) -> None:
+    pipeline.set(topics__create__partitions=3).init()
+    pipeline.started()
+    pipeline.execute(
+        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
+        " SELECT 'thing', 'k' || n %% 100, 'Later', jsonb_build_object('n', n) FROM generate_series(1, %s) n",
+        (size,),
+    )
+    pipeline.wait_confirmed(deadline_s=300)
+    assert dead(pipeline, "list", "--reason", "schema")["open"] == size
+    add_schema(pipeline, LATER)
+    answer = pipeline.command("dead-letters", "redrive", "--reason", "schema", "--json", "--timeout", "120", timeout_s=600)
+    assert answer.code == 0, answer.err
+    document = json.loads(answer.out.splitlines()[-1])
+    assert (document["redriven"], document["late"], len(set(document["ids"]))) == (size, [], size)
+    events = pipeline.events()
+    assert len(by_id(events)) == len(events) == size
+    for partition in range(3):
+        places = [event.headers["ce_sequence"] for event in events if event.partition == partition]
+        assert places == sorted(places), "in the order of the log"
+    assert dead(pipeline, "list")["open"] == 0
+    assert verified(pipeline) == {"rows": size, "dead_letters": size, "replayed": size}
+
+
+def test_a_message_is_redriven_as_a_row_is(pipeline: Pipeline) -> None:
+    pipeline.set(outbox__message_prefix="things").init()
+    pipeline.started()
+    message = {"id": "m-1", "aggregatetype": "thing", "aggregateid": "k", "type": "Later", "payload": {"n": 1}, "headers": {"tenant": "a"}}
+    pipeline.execute("SELECT pg_logical_emit_message(true, 'things', %s)", (json.dumps(message),))
+    pipeline.execute("SELECT pg_logical_emit_message(true, 'things', 'no JSON')")
+    pipeline.wait_confirmed()
+    assert open_ids(pipeline) == ["m-1", ""]
+    add_schema(pipeline, LATER)
+    assert dead(pipeline, "redrive", "m-1")["redriven"] == 1
+    [event] = pipeline.events()
+    assert (event.key, event.headers["ce_id"], event.headers["tenant"]) == (b"k", b"m-1", b"a")
+    [letter] = dead(pipeline, "list")["dead_letters"]
+    assert letter["reason"] == "mapping"
+    refused(pipeline, "redrive", letter["sequence"], code=8)
 
 
 @pytest.mark.parametrize("moment", ["slot", "fence", "letter"])
