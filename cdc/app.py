@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdc.avro.current import CurrentRegistry
+from cdc.kafka.groups import Groups
+from cdc.kafka.properties import admin_properties, client_properties
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
@@ -122,10 +124,10 @@ def publisher(settings: Settings) -> KafkaPublisher:
     )
 
 
-def redrive_publisher(settings: Settings) -> KafkaPublisher:
-    """Return the producer of `cdc dead-letters redrive`: its identity is its own, so it never fences the pipeline."""
+def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
+    """Return the producer of a command that publishes beside the pipeline: its identity is its own, so it never fences it."""
     return KafkaPublisher(
-        name=f"{settings.name}-redrive",
+        name=f"{settings.name}-{command}",
         kafka=settings.kafka,
         position_topic=settings.topics.position,
         create=create(settings),
@@ -135,6 +137,11 @@ def redrive_publisher(settings: Settings) -> KafkaPublisher:
 def subscriber(settings: Settings) -> Subscriber:
     """Return a reader of committed records."""
     return Subscriber(name=settings.name, kafka=settings.kafka)
+
+
+def groups(settings: Settings) -> Groups:
+    """Return who moves consumer groups."""
+    return Groups(admin_properties(client_properties(settings.kafka), settings.name))
 
 
 def observer(settings: Settings) -> PipelineObserver:

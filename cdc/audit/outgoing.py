@@ -44,7 +44,7 @@ def nobody_looks(_: float = 1) -> None:
 
 @dataclass(slots=True)
 class Outgoing:
-    """One command's records. `policy` None leaves invalid rows out, and `invalid` tells how many and why.
+    """One command's records; `topics` counts events, `invalid` counts by reason the rows that a `policy` of None leaves out.
 
     `between` commits what was produced so far; None keeps all in one Kafka transaction, which then must fit. `change` is
     done to every record.
@@ -59,6 +59,7 @@ class Outgoing:
     events: int = 0
     dead_letters: int = 0
     invalid: dict[str, int] = field(default_factory=dict)
+    topics: dict[str, int] = field(default_factory=dict)
     _next: int = 0
     _xid: int = -1
     _held: list[Record] = field(default_factory=list)
@@ -103,6 +104,7 @@ class Outgoing:
             self.dead_letters += 1
         else:
             self.events += 1
+            self.topics[record.topic] = self.topics.get(record.topic, 0) + 1
         self._next += 1
         return record
 

@@ -111,6 +111,20 @@ COMMANDS = {
         ("cdc slot bookmark before_release", "cdc slot rewind before_release"),
         "Repair",
     ),
+    "replay": Command(
+        "cdc.cli.replay",
+        "replay",
+        "Publish chosen rows of the table again, marked as a replay.",
+        ("cdc replay --key order-17", "cdc replay --since 2026-01-31T00:00:00Z --to-topic shop.again --dry-run"),
+        "Repair",
+    ),
+    "offsets": Command(
+        "cdc.cli.offsets",
+        "app",
+        "Move a consumer group to the beginning, a time or an event.",
+        ("cdc offsets reset --group billing --to-time 2026-01-31T12:00:00Z",),
+        "Repair",
+    ),
     "tail": Command(
         "cdc.cli.tail",
         "tail",

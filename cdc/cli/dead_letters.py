@@ -136,7 +136,7 @@ def redrive(
                 mended(cdc_app.dsn(settings), cdc_app.application_name(settings), cdc_app.table(settings), mapping)
             )
         dead = stack.enter_context(_reading(settings))
-        publisher = cdc_app.redrive_publisher(settings)
+        publisher = cdc_app.command_publisher(settings, "redrive")
         stack.callback(publisher.close)
         job = Redrive(dead, publisher, mapping, registry.encoder, choice, step, row_of)
         done = within(timeout_s, job.run)

@@ -8,8 +8,11 @@ import sys
 
 import pytest
 
+from cdc.outbox.mapping import OutboxMapping
+from cdc.outbox.table import create_sql
+from cdc.postgres.slot import Table
 from tests.crash.step import KILLED
-from tests.integration.test_recover import drop_slot, recovered, verified
+from tests.integration.test_recover import recovered, verified
 from tests.pipeline import Pipeline, environment
 from tests.waiting import wait_for
 
@@ -58,8 +61,8 @@ def test_recover_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipe
         pipeline.wait_numbers(range(total + 5))
         pipeline.wait_confirmed()
         pipeline.stop()
-        drop_slot(pipeline)
         pipeline.insert(total + 5, total + 9)
+        pipeline.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (pipeline.slot_name,))
         killed(pipeline, step, "recover")
         held = hold_of(pipeline)
         if held is not None:
@@ -115,3 +118,27 @@ def test_rewind_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipel
     assert second.poll() is None
     firsts = [event.n for event in pipeline.events() if "ce_replay" not in event.headers]
     assert firsts == list(range(total))
+
+
+INIT: list[Step] = [
+    (f"{PUBLISHER}.commit", 1, "before"),
+    (f"{PUBLISHER}.commit", 1, "after"),
+    (f"{SLOT}.ensure_publication", 1, "after"),
+    (f"{PUBLISHER}.produce", 2, "before"),
+    (f"{PUBLISHER}.produce", 2, "after"),
+    (f"{PUBLISHER}.commit", 2, "before"),
+    (f"{PUBLISHER}.commit", 2, "after"),
+]
+
+
+@pytest.mark.parametrize("step", INIT, ids=lambda step: f"{step[0].rpartition('.')[2]}-{step[1]}-{step[2]}")
+def test_init_that_publishes_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline, step: Step) -> None:
+    pipeline.execute(create_sql(Table("public", "outbox"), OutboxMapping()))
+    pipeline.insert(0, 9)
+    killed(pipeline, step, "init", "--existing", "publish")
+    pipeline.insert(10)
+    pipeline.init("--existing", "publish")
+    pipeline.started()
+    pipeline.insert(11)
+    pipeline.wait_numbers(range(12))
+    assert verified(pipeline) == {"rows": 12, "events": 12}
