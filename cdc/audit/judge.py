@@ -171,25 +171,23 @@ def by_id(  # noqa: PLR0913 - both streams and what is known of them
     """Compare rows with records, both sorted by id; `absent` is asked about rows that no record was found for."""
     plain = 0
     for event, mine, theirs in _beside(rows, visible):
-        if len(mine) == 1 == len(theirs) and _plain(mine[0], theirs[0], limit):
-            plain += 1
-        else:
-            _compare(verdict, event, [(row, absent(row)) for row in mine], theirs, limit, complete=complete)
+        if len(mine) == 1 == len(theirs):
+            # What nearly all are: an event beside its row. `_compare` would find the same, with more questions.
+            _, key, kind, _, payloads, _, _, _ = mine[0]
+            _, place, its_key, _, _, _, its_kind, payload, replay, dead = theirs[0]
+            if (
+                place is not None
+                and key == its_key
+                and kind == its_kind
+                and (payloads is None or payload in payloads)
+                and (limit is None or place < limit)
+                and not (replay or dead)
+            ):
+                plain += 1
+                continue
+        _compare(verdict, event, [(row, absent(row)) for row in mine], theirs, limit, complete=complete)
     verdict.rows += plain
     verdict.events += plain
-
-
-def _plain(row: Row, record: Visible, limit: bytes | None) -> bool:
-    """Tell whether this is what nearly all are: an event beside its row, as `_compare` would find too, with more questions."""
-    _, place, key, _, _, _, kind, payload, replay, dead = record
-    return (
-        place is not None
-        and key == row.key
-        and kind == row.type
-        and not (replay or dead)
-        and (row.payloads is None or payload in row.payloads)
-        and (limit is None or place < limit)
-    )
 
 
 def _compare(  # noqa: PLR0913 - as by_id
@@ -313,17 +311,16 @@ def _beside(rows: Iterable[Row], visible: Iterable[Visible]) -> Iterator[tuple[b
     """Merge both streams by id."""
     left, right = iter(rows), iter(visible)
     row, record = next(left, None), next(right, None)
-    while True:
-        if row is not None:
-            event = row[0] if record is None else min(row[0], record[0])
-        elif record is not None:
-            event = record[0]
+    while row is not None or record is not None:
+        mine, theirs = list[Row](), list[Visible]()
+        if row is not None and (record is None or row[0] <= record[0]):
+            event = row[0]
+            while row is not None and row[0] == event:
+                mine.append(row)
+                row = next(left, None)
         else:
-            return
-        mine, theirs = [], []
-        while row is not None and row[0] == event:
-            mine.append(row)
-            row = next(left, None)
+            assert record is not None, "one of both is left"
+            event = record[0]
         while record is not None and record[0] == event:
             theirs.append(record)
             record = next(right, None)

@@ -10,15 +10,18 @@ keeps nothing of the INSERT. See docs/operating.md for what that means.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import floor
+from operator import itemgetter
 
 from psycopg import sql
 
 from cdc.audit.judge import Row, digest
 from cdc.audit.spool import SHORT, short
+from cdc.avro.columns import BYTEA
 from cdc.avro.registry import Registry
 from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
 from cdc.outbox.mapping import NAME_LIMIT, OutboxMapping, locate
@@ -28,6 +31,7 @@ from cdc.postgres.catalog import LiveCatalog, TableColumn
 from cdc.postgres.connection import connect, remedies
 from cdc.postgres.pgoutput import Begin, Column, Relation
 from cdc.postgres.slot import Table
+from cdc.postgres.transaction import Row as LogRow
 
 PAGE_BYTES, PAGE_HEADERS = 8192, (24, 40)
 """A page of the log, and the sizes of its header: the place where the next record goes lies behind it, where the last one
@@ -42,6 +46,9 @@ FOR_EVER_MS = 1 << 60
 XID_SPACE = 1 << 32
 """A row keeps the lower half of its transaction's number; the snapshot tells the upper half."""
 
+
+TOLD = ("id", "type", "payload")
+"""What is compared beside the key, which the record has."""
 
 PROGRESS = 1_000
 """Rows between two words of progress."""
@@ -69,6 +76,7 @@ class OutboxRows:
         self._registry = registry
         self._since_ms = since_ms
         self._router = Router(mapping, registry.encoder, 0)
+        self._told: Callable[[LogRow], tuple[bytes | None, ...]] = lambda _: ()
         self._versions = mapping.value != "json" and any(len(versions) > 1 for versions in registry.subjects.values())
 
     def read(self, take: Callable[[Row], object], progress: Callable[[float], object]) -> Snapshot:
@@ -77,6 +85,7 @@ class OutboxRows:
         names, time = self._chosen(columns, committed=committed)
         listed = tuple(Column(column.name, column.type_oid, -1, False) for column in names)
         relation = Relation(0, self._table.schema, self._table.name, "d", listed)
+        self._told = self._teller(relation)
         with connect(self._dsn, self._application_name) as connection, remedies("reading the outbox"), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text, pg_current_wal_insert_lsn()::text").fetchone()
@@ -128,22 +137,22 @@ class OutboxRows:
     def _row(self, relation: Relation, values: tuple[bytes | None, ...], snapshot: Snapshot) -> Row:
         """Return a row as the judge compares it; behind the mapped columns stand its xmin and its time."""
         row = (_BEGIN, relation, 0, values)
-        mapped = self._router.values(row)
-        kind, payload, time = mapped.get("type"), mapped.get("payload"), values[-1]
+        event, kind, payload = self._told(row)
+        time = values[-1]
         early = self._since_ms is not None and time is not None and milliseconds(time) < self._since_ms
         payloads: tuple[bytes, ...]
         try:
             topic, key, value, _, _, partition = self._router.route(row)
         except InvalidEvent:
-            topic, key, partition, payloads = "", mapped.get("aggregateid"), -1, ()
+            topic, key, partition, payloads = "", self._router.values(row).get("aggregateid"), -1, ()
         else:
             payloads = (digest(value),)
             snapshot.topics.add(topic)
         if self._versions and payload is not None:
-            payloads += tuple(self._others(mapped, payload))
+            payloads += tuple(self._others(self._router.values(row), payload))
         told, by_hash = (key, None) if key is None or len(key) <= SHORT else (short(key), murmur2(key))
         return Row(
-            (mapped.get("id") or b"")[:NAME_LIMIT],
+            (event or b"")[:NAME_LIMIT],
             told,
             None if kind is None else kind[:NAME_LIMIT],
             full_xid(int(values[-2] or 0), snapshot.xmax),
@@ -152,6 +161,15 @@ class OutboxRows:
             "early" if early else "missing",
             (topic, partition, by_hash, time),
         )
+
+    def _teller(self, relation: Relation) -> Callable[[LogRow], tuple[bytes | None, ...]]:
+        """Return what tells a row's id, type and payload: where all are columns of plain text, without making a dict for each."""
+        located = locate(self._mapping, [column.name for column in relation.columns])
+        read = itemgetter(*TOLD)
+        if located.paths or relation.columns[located.columns["payload"]].type_oid == BYTEA:
+            return lambda row: read(defaultdict(lambda: None, self._router.values(row)))
+        pick = itemgetter(*(located.columns[key] for key in TOLD))
+        return lambda row: pick(row[3])
 
     def _others(self, mapped: dict[str, bytes | None], payload: bytes) -> Iterator[bytes]:
         """Yield what a row that names no version became under the versions that were newest before."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 GC_THRESHOLD = 100_000
 """Objects that may be waiting for their reference counts before the collector looks for cycles: more than are in flight
@@ -10,8 +12,15 @@ between two ends, so that it looks only when something has really been left behi
 times a second, for a seventh of the time that an event takes."""
 
 
-def seldom_collected() -> None:
+@contextmanager
+def seldom_collected() -> Iterator[None]:
     """Keep the collector away from what is here now, which stays for good, and from what comes for each row."""
+    before = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -37,9 +37,9 @@ def run(
     if settings.http.address is not None:
         server = HttpServer(*settings.http.address, lambda: _endpoint(watch, schemas))
         server.start()
-    seldom_collected()
     try:
-        app.supervisor(settings, schemas, watch, stop).run()
+        with seldom_collected():
+            app.supervisor(settings, schemas, watch, stop).run()
     finally:
         if server is not None:
             server.stop()

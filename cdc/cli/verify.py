@@ -34,8 +34,7 @@ def verify(
     """Compare the outbox rows with the committed records; exit code 8 when rows are lost, doubled, torn or out of order."""
     settings = settings_from(config, sets)
     since_ms = None if since is None else milliseconds(since)
-    seldom_collected()
-    with progress("reading both ends") as step:
+    with seldom_collected(), progress("reading both ends") as step:
         verdict = within(timeout_s, lambda: audit(settings, since_ms, timeout_s, step))
     show(verdict, as_json=as_json)
     conclude(verdict)
