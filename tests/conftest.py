@@ -9,6 +9,7 @@ at home and fails them in CI.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -91,6 +93,17 @@ def running(server: Kind) -> Iterator[Kind]:
         pytest.skip(str(error))
     with server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_put_back() -> Iterator[None]:
+    """A command in this process routes all logging to its stderr, which is closed when the test is over."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(capture=False)
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
 
 import orjson
 import pytest
@@ -16,17 +15,6 @@ from cdc.settings import mask
 
 CANARY = "canary-81c2"
 FORMATS: list[logs.Format] = ["json", "console"]
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Logging is the process's, so it is put back."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    logging.captureWarnings(capture=False)
-    root.handlers[:], root.level = handlers, level
 
 
 def lines(out: io.StringIO) -> list[dict[str, object]]:
