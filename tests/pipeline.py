@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Self, cast
 import fastavro
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from psycopg import sql
 
@@ -445,7 +445,7 @@ def _reading(bootstrap: str, topics: Sequence[str], isolation: str) -> Iterator[
         for topic in topics:
             described = consumer.list_topics(topic, timeout=30).topics[topic]
             places |= {(topic, number) for number in described.partitions}
-        consumer.assign([TopicPartition(topic, number, 0) for topic, number in places])
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for topic, number in places])
         yield consumer, places
     finally:
         consumer.close()

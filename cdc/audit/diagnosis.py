@@ -18,12 +18,12 @@ from enum import StrEnum
 from cdc.errors import ContinuityError
 from cdc.pipeline import continuity
 from cdc.pipeline.continuity import Evidence
-from cdc.position import Lsn, Position
+from cdc.position import Lsn, Position, Witness
 from cdc.postgres.server import Server
 
 COMMIT_SKEW_US = 60_000_000
-"""Commit times do not have the order of the log to the microsecond, and clocks are set: what was committed so long before the
-position's own transaction lies before it."""
+"""Commit times do not have the order of the log to the microsecond, and clocks are set: what was committed so long before a
+transaction lies before it in the log."""
 
 History = tuple[tuple[int, Lsn], ...]
 
@@ -40,16 +40,20 @@ class Remedy(StrEnum):
 class Diagnosis:
     """What is wrong, how it is mended, and what may still be relied on.
 
-    The log from `begin` on is what the pipeline could not read, or (FORK) will read anew. `published_us`: whatever was
-    committed before this time was published; None when nothing proves it. `same_rows`: transactions still have the numbers
-    that they had, so the snapshot of init still tells its rows.
+    The log from `begin` on is what the pipeline could not read, or (FORK) will read anew. Whatever was committed before
+    `published_us` was published, and whatever was committed after `unpublished_us` was not; None when nothing proves it.
+    `same_rows`: transactions still have the numbers that they had, so the snapshot of init still tells its rows.
+
+    The position's own time proves nothing of what lies before it: an idle advance has the time of a keepalive, which the
+    decoding of a long stretch of log may have kept back far below. The witness is a transaction, and has its own.
     """
 
     remedy: Remedy
     reason: str
     begin: Lsn
-    published_us: int | None
-    same_rows: bool
+    published_us: int | None = None
+    unpublished_us: int | None = None
+    same_rows: bool = True
 
 
 def diagnose(evidence: Evidence, *, adopt: bool, rebuild: bool) -> Diagnosis | None:
@@ -66,20 +70,22 @@ def diagnose(evidence: Evidence, *, adopt: bool, rebuild: bool) -> Diagnosis | N
     _ours(evidence, position)
     reason = foreign or _wrong(evidence)
     if reason is None and not rebuild:
-        held = Diagnosis(Remedy.RELEASE, f"held: {position.hold}", position.end_lsn, None, same_rows=True)
+        held = Diagnosis(Remedy.RELEASE, f"held: {position.hold}", position.end_lsn)
         return None if position.hold is None else held
     common = common_end(position.timeline_history, server.timeline_history)
     forked = common is not None and position.end_lsn > common
     same_system = position.system_id == server.system_id
     same_ends = same_system and position.kafka_cluster_id == evidence.kafka_cluster_id
     if common is not None and forked and same_ends and not rebuild and _streams_from(server, position, common):
-        return Diagnosis(Remedy.FORK, reason or "", common, None, same_rows=True)
+        return Diagnosis(Remedy.FORK, reason or "", common)
     continuous = foreign is None and not forked and not rebuild and position.end_lsn <= server.flush_lsn
+    witness = position.witness
     return Diagnosis(
         Remedy.REBUILD,
         reason or "the slot and the position fit; a rebuild was asked for",
         common if forked and common is not None else position.end_lsn,
-        position.commit_time_us - COMMIT_SKEW_US if continuous else None,
+        witness.commit_time_us - COMMIT_SKEW_US if continuous and isinstance(witness, Witness) else None,
+        position.commit_time_us + COMMIT_SKEW_US if continuous else None,
         same_rows=same_system,
     )
 

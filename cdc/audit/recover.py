@@ -40,7 +40,7 @@ from cdc.outbox.publication import check_outbox
 from cdc.outbox.router import Router
 from cdc.pipeline.continuity import Evidence
 from cdc.pipeline.parking import Policy
-from cdc.position import Existing, Gap, Lsn, Position, time_text
+from cdc.position import Existing, Gap, Lsn, Position, Witness, time_text
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Administration
 from cdc.postgres.transaction import Row
@@ -49,9 +49,6 @@ Fate = Literal["known", "missing", "skipped", "left_out", "expired", "doubtful"]
 
 NEWER_US = 60_000_000
 """A row that is so much newer than the first record its topic still keeps would be there, had it been published."""
-
-SAFETY_US = 3_600_000_000
-"""How far before the position's own time the refusal proposes to begin."""
 
 ABORT_S = 5.0
 """How long leaving may take, so that readers need not wait for the timeout of an open Kafka transaction."""
@@ -247,8 +244,9 @@ class _Fates:
         if not reach:
             reach = "init skipped rows, and this server's transactions have other numbers"
         msg = f"{doubtful} rows have no record, and nobody can tell whether they had one; topics tell: {reach}"
-        since = time_text(position.commit_time_us - SAFETY_US)
-        fix = f"say from when on rows without a record are to be published, such as --since {since} (the last position is an hour later)"
+        witness, fix = position.witness, "say from when on rows without a record are to be published: --since TIME"
+        if isinstance(witness, Witness):
+            fix += f"; everything before {time_text(witness.commit_time_us)} was published, an hour less is safe"
         raise ContinuityError(msg, fix)
 
     def _fate(self, row: TableRow) -> Fate:
@@ -264,11 +262,15 @@ class _Fates:
     def _by_topic(self, row: TableRow) -> Fate:
         """Tell what a row without a record is by what its topic still has."""
         told_since_us = self._kafka.told_since_us.get(self._topic(row.row))
-        published_us = self._plan.diagnosis.published_us
-        if told_since_us is None or (told_since_us != UNKNOWN_US and row.time_us is not None and row.time_us > told_since_us + NEWER_US):
+        diagnosis, committed_us = self._plan.diagnosis, row.committed_us
+        if told_since_us is None:
             return "missing"
-        proved = published_us is not None and row.committed_us is not None and row.committed_us < published_us
-        return "expired" if proved else "doubtful"
+        if committed_us is not None and diagnosis.published_us is not None and committed_us <= diagnosis.published_us:
+            return "expired"
+        if committed_us is not None and diagnosis.unpublished_us is not None and committed_us > diagnosis.unpublished_us:
+            return "missing"
+        newer = told_since_us != UNKNOWN_US and row.time_us is not None and row.time_us > told_since_us + NEWER_US
+        return "missing" if newer else "doubtful"
 
     def _topic(self, row: Row) -> str:
         try:

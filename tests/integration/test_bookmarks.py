@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ def essence(event: Event) -> tuple[Any, ...]:
 
 
 @sizes(10_000, 100_000)
-def test_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(pipeline: Pipeline, size: int) -> None:
+def test_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(
+    pipeline: Pipeline, size: int, figures: dict[str, Any]
+) -> None:
     """Field case 137: ids, keys and times stay, each replay is told as one, and a consumer that dedups on the id sees each once."""
     pipeline.init()
     pipeline.started()
@@ -49,7 +52,9 @@ def test_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(p
     pipeline.wait_numbers(range(-3, size))
     firsts = pipeline.events()
     pipeline.wait_confirmed()
+    began = time.monotonic()
     document = slot(pipeline, "rewind", "before")
+    figures["rewind_seconds"] = round(time.monotonic() - began, 1)
     assert document["end_lsn"] == kept["lsn"]
     pipeline.insert(size, size + 9)
     wait_for(lambda: len(pipeline.events()) == len(firsts) + size + 10, 60, "all came again, and the live rows")
@@ -65,6 +70,7 @@ def test_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(p
     assert [letter.headers.get("ce_replay") for letter in letters] == [None, b"rewind:1"]
     expected = {"rows": size + 14, "events": size + 13, "dead_letters": 1, "replayed": size + 1}
     assert verified(pipeline) == expected
+    figures["rewind_replayed"] = expected["replayed"]
     assert "replay_until" not in json.loads(pipeline.events(pipeline.position_topic)[-1].value or b"")
 
 

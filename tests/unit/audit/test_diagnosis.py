@@ -7,7 +7,7 @@ import pytest
 from cdc.audit.diagnosis import COMMIT_SKEW_US, Remedy, common_end, diagnose
 from cdc.errors import ContinuityError
 from cdc.pipeline.continuity import Evidence
-from cdc.position import Fingerprint, Lsn, Position
+from cdc.position import Fingerprint, Lsn, Position, Witness
 from cdc.postgres.server import Server
 from tests.unit.pipeline.samples import SERVER, position, server, slot
 
@@ -60,11 +60,15 @@ def test_only_a_hold_has_to_end() -> None:
     ],
 )
 def test_what_the_log_cannot_give_is_looked_for_in_the_table(seen: Server) -> None:
-    at = position(commit_time_us=1_800_000_000_000_000)
+    at = position(commit_time_us=1_800_000_000_000_000, witness=Witness(Lsn(0x90), 7, 1_700_000_000_000_000))
     found = diagnose(evidence(seen, at), adopt=False, rebuild=False)
     assert found is not None
     assert (found.remedy, found.begin, found.same_rows) == (Remedy.REBUILD, 0x100, True)
-    assert found.published_us == at.commit_time_us - COMMIT_SKEW_US
+    assert found.published_us == 1_700_000_000_000_000 - COMMIT_SKEW_US
+    assert found.unpublished_us == 1_800_000_000_000_000 + COMMIT_SKEW_US
+    idle = diagnose(evidence(seen, position(commit_time_us=1_800_000_000_000_000)), adopt=False, rebuild=False)
+    assert idle is not None
+    assert idle.published_us is None, "a keepalive's time proves nothing of what lies before it"
 
 
 def test_a_rebuild_that_is_asked_for_relies_on_nothing() -> None:
