@@ -57,15 +57,6 @@ def port_of(held: socket.socket) -> int:
     return int(held.getsockname()[1])
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has now, and that anybody may take from now on."""
-    held = held_ports(count)
-    ports = [port_of(each) for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 def start(  # noqa: PLR0913 - what a process is started with
     command: Sequence[str | Path],
     log: Path,
