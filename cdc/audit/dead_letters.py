@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from sys import intern
 from typing import NamedTuple
 
 from cdc.avro.masking import MASK, masked_text
@@ -137,9 +138,10 @@ def _letter(seen: Seen, headers: dict[str, str]) -> Letter:
     return Letter(
         id=headers.get("cdc.id", ""),
         sequence=headers.get("cdc.sequence", ""),
-        reason=headers.get("cdc.reason", ""),
-        type=headers.get("cdc.type", ""),
-        topic=headers.get("__connect.errors.topic", ""),
+        # The same for most of many: kept once.
+        reason=intern(headers.get("cdc.reason", "")),
+        type=intern(headers.get("cdc.type", "")),
+        topic=intern(headers.get("__connect.errors.topic", "")),
         message=headers.get("__connect.errors.exception.message", ""),
         timestamp_ms=seen.timestamp_ms,
         partition=seen.partition,

@@ -8,7 +8,9 @@ Rules.
 - Fence before you read. The other way round: A and B see the same letter open, A commits, B fences A and publishes it again.
 - The topic is read to where it ended after the fence, open Kafka transactions waited for: behind one of the pipeline's the
   record that closes a letter cannot be seen yet.
-- Everything that was chosen fits, or nothing is published.
+- Everything that was chosen fits, or nothing is published. To know that, all is encoded before anything is produced, and thrown
+  away: what is kept of a letter is its place and its words, not its payload.
+- Letters of one key lie in one partition, in the order of the log, and are published in that order.
 - An event keeps its id, key, `ce_time` and `ce_sequence`, and says `ce_replay: redrive:ID`. The record's own timestamp is
   now: retention would delete one that is as old as the row.
 """
@@ -26,8 +28,8 @@ from psycopg import sql
 from cdc.audit.dead_letters import STEP, Choice, DeadLetters, Letter, Progress
 from cdc.audit.table_rows import looking, table_rows
 from cdc.avro.encoder import Encoder
-from cdc.errors import AuditFailed, ConfigurationError, InvalidEvent
-from cdc.event import Record, record_size
+from cdc.errors import AuditFailed, InvalidEvent
+from cdc.event import Record
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.limits import fits
 from cdc.kafka.publisher import KafkaPublisher
@@ -40,14 +42,17 @@ from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Table
 from cdc.postgres.transaction import Row
 
-MOST_BYTES = 256_000_000
-"""What one redrive keeps in memory at most; more is done in parts, by time or reason."""
+HANDED_OVER = 500
+"""Records that are handed over at once."""
 
 SHOWN = 5
 """Refusals that are told one by one."""
 
 ABORT_S = 5.0
 """How long leaving may take, so that readers of the events' topics need not wait for the Kafka transaction's timeout."""
+
+Key = tuple[str, bytes | None]
+"""A topic and a record's key."""
 
 RowOf = Callable[[Letter, Seen], Row]
 """Gives the row of a letter where it is not what the letter kept; raises InvalidEvent."""
@@ -59,12 +64,6 @@ class Redriven(NamedTuple):
     letter: Letter
     topic: str
     late: bool
-
-
-class _Ready(NamedTuple):
-    letter: Letter
-    event: Record
-    closing: Record
 
 
 @dataclass(slots=True)
@@ -86,15 +85,11 @@ class Redrive:
         self.publisher.fence(nobody_waits)
         self.letters.subscriber.settle([self.letters.topic], nobody_waits)
         chosen, done = self._chosen()
-        ready = self._ready(chosen)
-        newest = self._newest(ready)
-        outcome = [Redriven(one.letter, one.event.topic, _late(one, newest)) for one in ready]
-        self._tried |= {each.letter.sequence: each for each in outcome}
-        self._publish(ready)
-        return [*done, *outcome]
+        newest = self._newest(chosen, self._keys(chosen))
+        return [*done, *self._published(chosen, newest)]
 
     def _chosen(self) -> tuple[list[Letter], list[Redriven]]:
-        """Return the open letters in the order of the log, and those that an attempt of ours has published already."""
+        """Return the open letters, and those that an attempt of ours has published already."""
         found = self.letters.letters(self.choice, self.progress)
         named = {name for letter in found for name in (letter.id, letter.sequence)}
         if missing := sorted(self.choice.names - named):
@@ -104,29 +99,25 @@ class Redrive:
             msg = f"redriven before: {', '.join(letter.id or letter.sequence for letter in closed[:SHOWN])}; nothing was published"
             raise AuditFailed(msg, "to publish an event once more use `cdc replay`")
         done = [self._tried[letter.sequence] for letter in found if not letter.open and letter.sequence in self._tried]
-        return sorted((letter for letter in found if letter.open), key=lambda letter: letter.sequence), done
+        return [letter for letter in found if letter.open], done
 
-    def _ready(self, chosen: Sequence[Letter]) -> list[_Ready]:
-        ready, refused, size = list[_Ready](), list[str](), 0
+    def _keys(self, chosen: Sequence[Letter]) -> set[Key]:
+        """See that everything fits, and return the keys of the events by topic."""
+        keys, refused = set[Key](), list[str]()
         for letter, seen in self.letters.whole(chosen):
             try:
-                one = self._encoded(letter, seen)
+                event, _ = self._encoded(letter, seen)
+                keys.add((event.topic, event.key))
             except InvalidEvent as error:
                 refused.append(f"{letter.id or letter.sequence} ({error.reason}): {error.what}")
-                continue
-            ready.append(one)
-            size += record_size(one.event)
-            if size > MOST_BYTES:
-                msg = f"more than {MOST_BYTES // 1_000_000} MB at once; nothing was published"
-                raise ConfigurationError(msg, "redrive in parts: --reason, --since, --until")
             self.progress(1)
         if refused:
             more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
             msg = f"{len(refused)} of {len(chosen)} still cannot become an event, nothing was published: {'; '.join(refused[:SHOWN])}{more}"
             raise AuditFailed(msg, "mend the schema folder, the settings or the topic; rows mended in the table: --from-table")
-        return sorted(ready, key=lambda one: one.letter.sequence)
+        return keys
 
-    def _encoded(self, letter: Letter, seen: Seen) -> _Ready:
+    def _encoded(self, letter: Letter, seen: Seen) -> tuple[Record, Record]:
         """Return the event of a letter and the record that closes it; raises InvalidEvent."""
         row = original(self.mapping, dict(seen.headers), seen.key, seen.value) if self.row_of is None else self.row_of(letter, seen)
         record = self._router(int(letter.sequence[:4], 16)).route(row)
@@ -140,43 +131,60 @@ class Redrive:
             ("cdc.id", letter.id.encode()),
             ("cdc.sequence", letter.sequence.encode()),
         ]
-        return _Ready(letter, event, Record(self.letters.topic, seen.key, None, headers, 0))
+        return event, Record(self.letters.topic, seen.key, None, headers, 0)
 
     def _router(self, generation: int) -> Router:
         if generation not in self._routers:
             self._routers[generation] = Router(self.mapping, self.encoder, generation)
         return self._routers[generation]
 
-    def _newest(self, ready: Sequence[_Ready]) -> dict[tuple[str, bytes | None], str]:
+    def _newest(self, chosen: Sequence[Letter], keys: set[Key]) -> dict[Key, str]:
         """Return the last place of each key that was published since the first of these rows; replays are older news."""
-        newest = {(one.event.topic, one.event.key): "" for one in ready}
+        newest = dict.fromkeys(keys, "")
         if not newest:
             return newest
-        since_ms = min(one.letter.timestamp_ms for one in ready)
+        since_ms = min(letter.timestamp_ms for letter in chosen)
         topics = sorted({topic for topic, _ in newest})
         for done, seen in enumerate(self.letters.subscriber.read(topics, since_ms=since_ms), 1):
-            if (seen.topic, seen.key) in newest:
+            key = (seen.topic, seen.key)
+            if key in newest:
                 headers = dict(seen.headers)
                 place = "" if "ce_replay" in headers else (headers.get("ce_sequence") or b"").decode()
-                newest[seen.topic, seen.key] = max(newest[seen.topic, seen.key], place)
+                newest[key] = max(newest[key], place)
             if done % STEP == 0:
                 self.progress(STEP)
         return newest
 
-    def _publish(self, ready: Sequence[_Ready]) -> None:
-        if not ready:
-            return
+    def _published(self, chosen: Sequence[Letter], newest: dict[Key, str]) -> list[Redriven]:
+        """Encode everything once more, which costs less than to keep it, and publish it."""
+        outcome, held = list[Redriven](), list[Record]()
+        if not chosen:
+            return outcome
+        self.publisher.require([self.letters.topic], nobody_waits)
         try:
-            self.publisher.require([self.letters.topic], nobody_waits)
-            self.publisher.produce([record for one in ready for record in (one.event, one.closing)], nobody_waits)
+            for letter, seen in self.letters.whole(chosen):
+                event, closing = self._encoded(letter, seen)
+                late = event.key is not None and newest[event.topic, event.key] > letter.sequence
+                outcome.append(Redriven(letter, event.topic, late))
+                held += (event, closing)
+                if len(held) >= HANDED_OVER:
+                    self.publisher.produce(held, nobody_waits)
+                    held = []
+            if len(outcome) < len(chosen):
+                msg = (
+                    f"{len(chosen) - len(outcome)} of {len(chosen)} were deleted from {self.letters.topic} meanwhile; nothing was published"
+                )
+                raise AuditFailed(msg, "try again: what is left will be taken")
+            self._tried |= {each.letter.sequence: each for each in outcome}
+            self.publisher.produce(held, nobody_waits)
             self.publisher.commit(None, nobody_waits)
+        except InvalidEvent as error:
+            self.publisher.abort(ABORT_S)
+            raise AuditFailed(f"{error.what}; nothing was published", error.fix) from error
         except BaseException:
             self.publisher.abort(ABORT_S)
             raise
-
-
-def _late(one: _Ready, newest: dict[tuple[str, bytes | None], str]) -> bool:
-    return one.event.key is not None and newest[one.event.topic, one.event.key] > one.letter.sequence
+        return outcome
 
 
 @contextmanager
