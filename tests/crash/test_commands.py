@@ -142,3 +142,27 @@ def test_init_that_publishes_killed_at_each_step_ends_in_the_same_clean_state(pi
     pipeline.insert(11)
     pipeline.wait_numbers(range(12))
     assert verified(pipeline) == {"rows": 12, "events": 12}
+
+
+REPLAY: list[Step] = [
+    (f"{PUBLISHER}.fence", 1, "after"),
+    (f"{PUBLISHER}.produce", 1, "after"),
+    (f"{PUBLISHER}.commit", 1, "before"),
+    (f"{PUBLISHER}.commit", 1, "after"),
+]
+
+
+def test_replay_killed_at_each_step_leaves_nothing_open_and_nobody_fenced(pipeline: Pipeline) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(0, 9)
+    pipeline.wait_confirmed()
+    replayed = 0
+    for step in REPLAY:
+        killed(pipeline, step, "replay", "--key", "k")
+        replayed += 10 * (step == REPLAY[-1])
+        assert pipeline.here("replay", "--key", "k").code == 0, "the next one ends what this one left open"
+        replayed += 10
+        wait_for(lambda: len(pipeline.events()) == 10 + replayed, 30, f"after {step}")  # noqa: B023 - called here and now
+    assert verified(pipeline) == {"rows": 10, "events": 10, "replayed": replayed}
+    assert "passage failed" not in pipeline.log

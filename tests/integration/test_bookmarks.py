@@ -6,10 +6,14 @@ import json
 import time
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
+from cdc.devstack.postgres import PostgresServer
 from cdc.position import Lsn
-from tests.integration.test_recover import state, verified
+from tests.conftest import Pipelines, drop_database
+from tests.integration.test_recover import recovered, state, verified
 from tests.pipeline import Event, Pipeline, sizes
 from tests.waiting import wait_for
 
@@ -159,3 +163,26 @@ def test_a_bookmark_mends_a_slot_that_was_lost(pipeline: Pipeline) -> None:
     wait_for(lambda: len(pipeline.events()) == 12, 30, "all came")
     assert [event.n for event in pipeline.events() if "ce_replay" not in event.headers] == list(range(1, 10))
     assert [event.n for event in replays(pipeline.events())] == [4, 5, 6]
+
+
+def test_on_postgresql_15(pipelines: Pipelines, postgres15: PostgresServer, unique: str, kafka: str) -> None:
+    """A server without failover slots, that forgets confirmations when it stops."""
+    with psycopg.connect(postgres15.dsn(), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(unique)))
+        pipeline = pipelines(postgres15.dsn(unique), kafka)
+        pipeline.init()
+        pipeline.started()
+        slot(pipeline, "bookmark", "start")
+        pipeline.insert(1, 5)
+        pipeline.wait_confirmed()
+        slot(pipeline, "rewind", "start")
+        pipeline.insert(6)
+        wait_for(lambda: len(pipeline.events()) == 11, 30, "all came again")
+        assert verified(pipeline) == {"rows": 6, "events": 6, "replayed": 5}
+        recovered(pipeline, "--rebuild")
+        pipeline.insert(7)
+        wait_for(lambda: len(pipeline.events()) == 12, 30, "it goes on")
+        assert verified(pipeline) == {"rows": 7, "events": 7, "replayed": 5}
+        pipeline.stop()
+        pipeline.hang_up()
+        drop_database(admin, unique)

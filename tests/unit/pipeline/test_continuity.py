@@ -253,3 +253,17 @@ def test_messages_of_another_prefix_leave_no_witness_until_the_next_event() -> N
     turned = listening(POSITION, "outbox")
     assert (turned.message_prefix, turned.witness) == ("outbox", "unknown")
     assert listening(turned, "outbox") is turned
+
+
+@pytest.mark.parametrize(("until", "left"), [(0x1C0, 0x180), (0x170, 0x170), (None, None)])
+def test_a_replay_ends_at_the_fork_at_the_latest(until: int | None, left: int | None) -> None:
+    """What stands behind the fork was never published, though the server before had got that far once."""
+    kept = position(replay_until=None if until is None else Lsn(until))
+    assert prove(evidence(server(timeline_history=FORKED), kept)).replay_until == left
+    assert prove(evidence(kept=kept)).replay_until == until
+
+
+def test_a_replay_that_has_reached_the_fork_is_over() -> None:
+    kept = position(replay_until=Lsn(0x1C0))
+    at_the_fork = server(timeline_history=((1, Lsn(0x100)), (2, Lsn(0))))
+    assert prove(evidence(at_the_fork, kept)).replay_until is None
