@@ -37,7 +37,7 @@ def copied(source: Path, target: Path) -> None:
 def run_as(server: PostgresServer, *command: str | Path) -> None:
     """Run one of PostgreSQL's own programs as the user that the server runs as; fails with what it said."""
     user = server._user
-    groups = [] if user else None
+    groups: list[int] | None = [] if user else None
     line = list(map(str, command))
     done = subprocess.run(line, check=False, capture_output=True, text=True, cwd=server.folder, user=user, group=user, extra_groups=groups)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,7 +75,18 @@ class Cluster:
         if server._user is not None:
             shutil.chown(server.folder, server._user, server._user)
         newest = self.stack.enter_context(closing(PostgresServer()))
-        command = [newest.program("pg_basebackup"), "-d", self.primary.dsn(), "-D", server.data, "-c", "fast", "-X", "stream", "--no-sync"]
+        command: list[str | Path] = [
+            newest.program("pg_basebackup"),
+            "-d",
+            self.primary.dsn(),
+            "-D",
+            server.data,
+            "-c",
+            "fast",
+            "-X",
+            "stream",
+            "--no-sync",
+        ]
         run_as(server, *command)
         return server
 

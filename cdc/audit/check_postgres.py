@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cdc.audit.finding import Case, Patience, Told, failed, ok, warning
 from cdc.audit.init import OLDEST_SERVER
-from cdc.outbox.publication import RECREATE, problems
+from cdc.outbox.publication import problems
 from cdc.outbox.table import check_columns
 from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
@@ -107,7 +107,7 @@ def _publication(case: Case, catalog: LiveCatalog) -> Told:
         return
     columns = catalog.columns(case.table.schema, case.table.name) or ()
     found = list(problems(case.publication, seen, case.table, columns, case.mapping))
-    yield from (failed(each.what, RECREATE) if each.hides else warning(each.what, RECREATE) for each in found)
+    yield from ((failed if each.hides else warning)(each.what, each.fix) for each in found)
     if not found:
         yield ok(f"publication {case.publication!r} publishes inserts into {case.table} and nothing else")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from psycopg import sql
+
 from cdc.errors import PostgresRefused
 from cdc.outbox.mapping import OutboxMapping, found
 from cdc.outbox.table import check_columns
@@ -25,10 +27,11 @@ RECREATE = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a publication; `hides` tells that rows or mapped columns would be missing."""
+    """What is wrong with a publication, and what to do; `hides` tells that rows or mapped columns would be missing."""
 
     what: str
     hides: bool
+    fix: str = RECREATE
 
 
 def problems(name: str, seen: Published, table: Table, columns: Sequence[TableColumn], mapping: OutboxMapping) -> Iterator[Problem]:
@@ -36,7 +39,7 @@ def problems(name: str, seen: Published, table: Table, columns: Sequence[TableCo
     named = f"publication {name!r}"
     if not seen.row["pubinsert"]:
         yield Problem(f"{named} does not publish inserts", hides=True)
-    yield from _members(named, seen, table)
+    yield from _members(name, seen, table)
     shown = seen.shown or {}
     if shown.get("rowfilter"):
         yield Problem(f"{named} has a row filter: rows that it hides are never published", hides=True)
@@ -53,7 +56,7 @@ def check_publication(name: str, seen: Published, table: Table, columns: Sequenc
     """Refuse a publication that hides rows or mapped columns; raises PostgresRefused."""
     for problem in problems(name, seen, table, columns, mapping):
         if problem.hides:
-            raise PostgresRefused(problem.what, RECREATE)
+            raise PostgresRefused(problem.what, problem.fix)
 
 
 def check_outbox(catalog: LiveCatalog, publication: str, table: Table, mapping: OutboxMapping) -> None:
@@ -68,18 +71,22 @@ def check_outbox(catalog: LiveCatalog, publication: str, table: Table, mapping: 
         check_publication(publication, seen, table, columns or (), mapping)
 
 
-def _members(named: str, seen: Published, table: Table) -> Iterator[Problem]:
+def _members(name: str, seen: Published, table: Table) -> Iterator[Problem]:
+    named = f"publication {name!r}"
     if seen.row["puballtables"]:
         yield Problem(f"{named} is FOR ALL TABLES: every table of the database would be decoded", hides=True)
         return
-    kinds = [kind for schema, name, kind in seen.tables if (schema, name) == (table.schema, table.name)]
+    kinds = [kind for schema, relation, kind in seen.tables if (schema, relation) == (table.schema, table.name)]
     if not kinds:
         schemas = f", only the schema {', '.join(seen.schemas)}" if seen.schemas else ""
         yield Problem(f"{named} does not name {table}{schemas}", hides=True)
         return
     if kinds == ["p"] and not seen.row["pubviaroot"]:
         what = f"{table} is partitioned and {named} names its partitions instead of it (publish_via_partition_root is off)"
-        yield Problem(what, hides=True)
+        alter = (
+            f"ALTER PUBLICATION {sql.Identifier(name).as_string()} SET (publish_via_partition_root = true), if there are no positions yet"
+        )
+        yield Problem(what, hides=True, fix=f"{alter}; else {RECREATE}")
     if others := len(seen.tables) - 1:
         yield Problem(f"{named} names {others} other table(s), whose rows are decoded in vain", hides=False)
     if seen.schemas:

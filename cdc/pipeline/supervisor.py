@@ -208,7 +208,13 @@ class Supervisor:
         self._stream(relay, position, cluster)
 
     def _own(self, server: Server) -> None:
-        """See that the slot is held by our connection, as the server sees it; only then what it shows counts."""
+        """See that the slot is held by our connection, as the server sees it; only then what it shows counts.
+
+        A walsender that has ended says why on its connection, behind the frames that it sent before.
+        """
+        if not server.ours:
+            self._source.keep_alive()
+            self._source.keep_alive()
         self._unowned = 0 if server.ours else self._unowned + 1
         if 0 < self._unowned < UNOWNED_TIMES:
             msg = f"slot {self._identity.slot!r} is not held by our replication connection any more"

@@ -144,25 +144,31 @@ class PqLink:
         """Hand out what came before the end; the next read finds the end again and reports it."""
         if frames:
             return frames
-        result = self._pgconn.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            if result.error_field(pq.DiagnosticField.SQLSTATE) == UNDEFINED_OBJECT.encode():
-                raise self._without_publication(result)
-            raise result_error(result, "streaming")
-        msg = "PostgreSQL ended the replication stream"
-        raise Retriable(msg)
+        raise self._last_words() or Retriable("PostgreSQL ended the replication stream")
+
+    def _lost(self, error: psycopg.Error) -> CdcError:
+        lines = str(error).strip().splitlines()
+        msg = f"the replication connection was lost: {lines[0] if lines else type(error).__name__}"
+        return self._last_words() or Retriable(msg)
+
+    def _last_words(self) -> CdcError | None:
+        """Return what the server said when it ended the stream, which may have come with the frames that were read before."""
+        with contextlib.suppress(psycopg.Error):
+            result = self._pgconn.get_result()
+            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+                sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
+                if sqlstate == UNDEFINED_OBJECT.encode():
+                    return self._without_publication(result)
+                return result_error(result, "streaming") if sqlstate else None
+        return None
 
     @staticmethod
     def _without_publication(result: pq.abc.PGresult) -> ContinuityError:
         """Up to PostgreSQL 17 the walsender ends where rows were written without it; from 18 on it skips them with a warning."""
         reason = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         msg = f"the log cannot be read any further: {reason} at the place of rows that come next, and the log cannot give them"
-        return ContinuityError(msg, "`cdc recover` makes a new slot and publishes the rows that Kafka lacks")
-
-    @staticmethod
-    def _lost(error: psycopg.Error) -> Retriable:
-        lines = str(error).strip().splitlines()
-        return Retriable(f"the replication connection was lost: {lines[0] if lines else type(error).__name__}")
+        fix = "`cdc recover` makes a new slot and publishes the rows that Kafka lacks; without a position, drop the slot and run `cdc init`"
+        return ContinuityError(msg, fix)
 
     def _query(self, command: str) -> list[tuple[bytes, ...]]:
         result = self._pgconn.exec_(command.encode())

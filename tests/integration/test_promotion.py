@@ -211,7 +211,7 @@ def test_pg_upgrade_keeps_the_slot_and_changes_the_system(pipelines: Pipelines, 
         old.stop("fast")
         programs = new.program("pg_upgrade").parent
         options = "-c wal_level=logical -c max_replication_slots=20"
-        command = ["-b", programs, "-B", programs, "-d", old.data, "-D", new.data, "-U", "postgres", "--no-sync"]
+        command: list[str | Path] = ["-b", programs, "-B", programs, "-d", old.data, "-D", new.data, "-U", "postgres", "--no-sync"]
         command += ["-o", options, "-O", options]
         run_as(new, programs / "pg_upgrade", *command)
         new.start()
