@@ -22,14 +22,14 @@ from typing import IO, Any, NamedTuple, Self
 
 from cdc.audit.judge import Order, Row, Visible, digest
 
-RUN = 16_000
-"""Tuples that one sort holds in memory: about 8 MB of rows."""
+RUN = 24_000
+"""Tuples that one sort holds in memory: about 14 MB of rows."""
 
 BLOCK = 256
 """Tuples that are read back at once, of each run that is merged."""
 
 FAN = 64
-"""Runs that are merged at once: a million tuples; and as many files at most for each power of FAN."""
+"""Runs that are merged at once: a million and a half of tuples; and as many files at most for each power of FAN."""
 
 FORMAT = 2
 """Of marshal: without references, which nothing here would use."""
