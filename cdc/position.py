@@ -119,6 +119,10 @@ class Gap:
     rows: int
     time_us: int
 
+    def document(self) -> dict[str, object]:
+        """Return it as plain JSON."""
+        return {"begin": str(self.begin), "end": str(self.end), "rows": self.rows, "time": time_text(self.time_us)}
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -195,7 +199,7 @@ class Position:
         if self.replay_until is not None:
             document["replay_until"] = str(self.replay_until)
         if (gap := self.gap) is not None:
-            document["gap"] = {"begin": str(gap.begin), "end": str(gap.end), "rows": gap.rows, "time": time_text(gap.time_us)}
+            document["gap"] = gap.document()
         return orjson.dumps(document)
 
     @classmethod

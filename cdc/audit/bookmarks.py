@@ -138,7 +138,7 @@ class Rewind:
         case = self.case
         administration = Administration(self.admin_dsn, case.dsn, case.application_name)
         try:
-            held = hold.take(self.publisher, administration, case.slot)
+            held = hold.take(self.publisher, self.catalog, case.slot)
             found = chosen(self.catalog, case.slot, name)
             server = self._fits(found, held, held.kafka_cluster_id)
             failover = server.version >= FAILOVER_SINCE and (server.slot is None or bool(server.slot.failover))

@@ -16,19 +16,22 @@ Rules.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from cdc.errors import ContinuityError, Retriable
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.position import Position, time_text
-from cdc.postgres.slot import Administration
+from cdc.postgres.catalog import LiveCatalog
 
 FREE_PATIENCE_S = 10.0
 """How long whoever reads the slot may take to leave: its walsender ends at once unless the server is busy."""
 
 POLL_S = 0.05
+
+END_READER = """
+SELECT active_pid, pg_terminate_backend(active_pid) FROM pg_catalog.pg_replication_slots
+WHERE slot_name = %s AND active_pid IS NOT NULL"""
 
 
 class Hold:
@@ -63,12 +66,15 @@ class Hold:
             raise ContinuityError(msg, f"let it finish, or run `{command}` again; `cdc recover` ends any hold")
         return position
 
-    def take(self, publisher: KafkaPublisher, administration: Administration, slot: str) -> Position:
-        """Fence, write the hold, and see that nobody reads the slot; return the position with the hold."""
+    def take(self, publisher: KafkaPublisher, catalog: LiveCatalog, slot: str) -> Position:
+        """Fence, write the hold, and see that nobody reads the slot; return the position with the hold.
+
+        `catalog` is connected as the pipeline's own role, which may end its own backends.
+        """
         position = replace(self.allows(publisher.recover(nobody_waits)), hold=self.text)
         publisher.commit(position, nobody_waits)
         self._taken = True
-        free(administration, slot)
+        free(catalog, slot)
         return position
 
     def end(self, publisher: KafkaPublisher, position: Position) -> Position:
@@ -78,11 +84,11 @@ class Hold:
         return ended
 
 
-def free(administration: Administration, slot: str, clock: Callable[[], float] = time.monotonic) -> None:
+def free(catalog: LiveCatalog, slot: str) -> None:
     """Tell whoever reads the slot to go, until nobody does."""
-    deadline = clock() + FREE_PATIENCE_S
-    while (reader := administration.free_slot(slot)) is not None:
-        if clock() >= deadline:
-            msg = f"PostgreSQL does not end backend {reader}, which reads slot {slot!r}"
+    deadline = time.monotonic() + FREE_PATIENCE_S
+    while readers := catalog.query(END_READER, (slot,)):
+        if time.monotonic() >= deadline:
+            msg = f"PostgreSQL does not end backend {readers[0][0]}, which reads slot {slot!r}"
             raise Retriable(msg, "stop the pipeline")
         time.sleep(POLL_S)

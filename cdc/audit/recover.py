@@ -17,6 +17,7 @@ Rules.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Plan:
     counts: dict[Fate, int] = field(default_factory=dict)
     events: int = 0
     dead_letters: int = 0
+    gap: Gap | None = None
 
     def document(self) -> dict[str, object]:
         """Return what `--json` prints."""
@@ -94,7 +96,7 @@ class Plan:
             "reason": self.diagnosis.reason,
             "generation": self.position.generation,
             "end_lsn": str(self.position.end_lsn),
-            "gap": {"begin": str(self.diagnosis.begin), "end": str(self.position.end_lsn)},
+            "gap": {"begin": str(self.diagnosis.begin), "end": str(self.position.end_lsn if self.gap is None else self.gap.end)},
             "rows": sum(self.counts.values()),
             "published": self.events,
             "dead_letters": self.dead_letters,
@@ -135,7 +137,7 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
     administration = Administration(ends.admin_dsn, case.dsn, case.application_name)
     try:
         publisher.require(case.static_topics, nobody_waits)
-        held = hold.take(publisher, administration, case.slot)
+        held = hold.take(publisher, ends.catalog, case.slot)
         diagnosis = _diagnosed(ends, held, publisher.topics.cluster_id(nobody_waits))
         assert diagnosis is not None, "a position on hold is never all right"
         plan = Plan(diagnosis, held)
@@ -145,8 +147,9 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
             position = dataclasses.replace(held, generation=held.generation + 1)
             if diagnosis.remedy is Remedy.FORK:
                 history = look(case, ends.catalog).timeline_history
+                plan.gap = Gap(diagnosis.begin, held.end_lsn, 0, time.time_ns() // 1000)
                 position = dataclasses.replace(
-                    position, end_lsn=diagnosis.begin, timeline_history=history, witness="unknown", replay_until=None
+                    position, end_lsn=diagnosis.begin, timeline_history=history, witness="unknown", replay_until=None, gap=plan.gap
                 )
             plan.position = hold.end(publisher, position)
     except BaseException:
@@ -194,7 +197,7 @@ def _rebuild(ends: Ends, hold: Hold, administration: Administration, plan: Plan,
             fates.refuse_doubt()
             plan.events, plan.dead_letters = outgoing.events, outgoing.dead_letters
             left_out = plan.counts.get("left_out", 0)
-            gap = Gap(plan.diagnosis.begin, consistent_point, plan.events + plan.dead_letters, view.now_us)
+            gap = plan.gap = Gap(plan.diagnosis.begin, consistent_point, plan.events + plan.dead_letters, view.now_us)
             existing = Existing("skip", view.snapshot) if left_out else held.existing
             plan.position = hold.end(ends.publisher, dataclasses.replace(position, gap=gap, commit_time_us=view.now_us, existing=existing))
 

@@ -120,5 +120,7 @@ def facts(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield what is known, name by name."""
     for section in ("position", "lag", "slot", "server", "totals"):
         for name, value in (document.get(section) or {}).items():
-            if value is not None:
+            if isinstance(value, Mapping):
+                yield f"{section} {name.replace('_', ' ')}", ", ".join(f"{key} {each}" for key, each in value.items())
+            elif value is not None:
                 yield f"{section} {name.replace('_', ' ')}", value

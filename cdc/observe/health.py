@@ -234,6 +234,8 @@ def status_document(snapshot: Snapshot, now_us: int) -> dict[str, Any]:
             "generation": position.generation,
             "hold": position.hold,
             "pending": position.pending,
+            "replay_until": None if position.replay_until is None else str(position.replay_until),
+            "gap": None if position.gap is None else position.gap.document(),
         },
         "lag": {"bytes": snapshot.lag_bytes, "seconds": snapshot.lag_s(now_us)},
         "slot": _slot_document(snapshot),

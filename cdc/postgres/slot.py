@@ -119,15 +119,6 @@ class Administration:
         """Drop the slot."""
         self.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
-    def free_slot(self, slot: str) -> int | None:
-        """Tell the backend that reads the slot to go; return it, or None when nobody does."""
-        rows = self.execute(
-            "SELECT active_pid, pg_terminate_backend(active_pid) FROM pg_catalog.pg_replication_slots"
-            " WHERE slot_name = %s AND active_pid IS NOT NULL",
-            (slot,),
-        )
-        return rows[0][0] if rows else None
-
     def copy_slot(self, slot: str, copy: str) -> Lsn:
         """Copy a slot, which may be in use; return the place of the copy, which is its own from here on."""
         [(lsn,)] = self.execute("SELECT lsn::text FROM pg_copy_logical_replication_slot(%s, %s)", (slot, copy))

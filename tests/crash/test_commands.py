@@ -25,7 +25,7 @@ Step = tuple[str, int, str]
 HELD: list[Step] = [
     (f"{PUBLISHER}.commit", 1, "before"),
     (f"{PUBLISHER}.commit", 1, "after"),
-    (f"{SLOT}.free_slot", 1, "after"),
+    ("cdc.audit.hold:free", 1, "after"),
     (f"{SLOT}.drop_slot", 1, "after"),
 ]
 """Steps that every command under a hold has."""
