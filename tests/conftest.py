@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -33,6 +34,10 @@ Kind = TypeVar("Kind", bound=Server)
 
 SERVERS = {"postgres_dsn", "postgres15", "kafka_bootstrap", "_spare_kafka", "_spare_postgres"}
 """Fixtures that start a server."""
+
+settings.register_profile("tests", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+"""Examples are new in each run, also in CI, and none has to be quick: workers share the cores. A failure prints how to repeat it."""
 
 FIGURE = "figure"
 """The property by which a test reports what the run prints at its end: how much it did, and its seed."""
