@@ -9,11 +9,18 @@ from cdc.audit.init import OLDEST_SERVER
 from cdc.outbox.publication import problems
 from cdc.outbox.table import check_columns
 from cdc.postgres import partitions
+from cdc.postgres.bookmarks import bookmarks
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.server import SlotState
 
 GOOD_MINORS = {14: 18, 15: 13, 16: 9, 17: 5}
 """Major version -> the minor from which ALTER PUBLICATION beside an open transaction loses no rows of it."""
+
+BOOKMARK_BYTES = 1_000_000_000
+"""Log that a bookmark may keep before it is worth a warning: it was made for an hour, and forgotten."""
+
+BOOKMARK_TRANSACTIONS = 100_000_000
+"""Age of a bookmark in transactions that is worth a warning: half of PostgreSQL's default autovacuum_freeze_max_age."""
 
 OLD_TRANSACTION_S = 600
 """Seconds after which an open transaction that writes is worth a warning: the slot keeps the log from its beginning on."""
@@ -215,11 +222,28 @@ def _old_transactions(_: Case, catalog: LiveCatalog) -> Told:
         yield ok(f"no transaction that writes is older than {OLD_TRANSACTION_S} s{more}")
 
 
+def _bookmarks(case: Case, catalog: LiveCatalog) -> Told:
+    listed = bookmarks(catalog, case.slot)
+    for each in listed:
+        drop = f"`cdc slot drop {each.name}` when it has served"
+        if each.lsn is None:
+            yield warning(f"the log of bookmark {each.name!r} is gone: nobody can go back to it", f"`cdc slot drop {each.name}`")
+        elif (each.retained_bytes or 0) >= BOOKMARK_BYTES:
+            yield warning(f"bookmark {each.name!r} keeps {each.retained_bytes:,} bytes of log", drop)
+        elif (each.transactions_old or 0) >= BOOKMARK_TRANSACTIONS:
+            yield warning(f"bookmark {each.name!r} keeps the catalog's dead rows of {each.transactions_old:,} transactions", drop)
+        else:
+            yield ok(f"bookmark {each.name!r} is at {each.lsn}")
+    if not listed:
+        yield ok("there are no bookmarks")
+
+
 QUESTIONS: Mapping[str, Callable[[Case, LiveCatalog], Told]] = {
     "wal_level": _wal_level,
     "primary": _primary,
     "role": _role,
     "slots and WAL senders": _room,
+    "bookmarks": _bookmarks,
     "outbox table": _table,
     "publication": _publication,
     "partitions": _partitions,

@@ -12,12 +12,14 @@ import typer
 
 from cdc import app as composition
 from cdc.audit import bookmarks
-from cdc.audit.bookmarks import Bookmark, Rewind
+from cdc.audit.bookmarks import Rewind
 from cdc.audit.hold import Hold
 from cdc.cli.check import case
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, Yes, settings_from
 from cdc.cli.output import confirm, console, print_json, say, table
 from cdc.cli.patience import within
+from cdc.postgres.bookmarks import Bookmark
+from cdc.postgres.bookmarks import bookmarks as bookmarks_of
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Administration
 from cdc.settings import Settings
@@ -73,7 +75,7 @@ def listed(config: Config = None, sets: Sets = None, timeout_s: Timeout = TIMEOU
     def look() -> list[Bookmark]:
         catalog = composition.catalog(settings)
         try:
-            return bookmarks.bookmarks(catalog, settings.postgres.slot)
+            return bookmarks_of(catalog, settings.postgres.slot)
         finally:
             catalog.close()
 

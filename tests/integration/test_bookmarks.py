@@ -38,10 +38,10 @@ def essence(event: Event) -> tuple[Any, ...]:
 
 
 @sizes(10_000, 100_000)
-def test_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(
+def test_field_case_137_what_was_published_since_the_bookmark_comes_again_and_live_rows_go_on(
     pipeline: Pipeline, size: int, figures: dict[str, Any]
 ) -> None:
-    """Field case 137: ids, keys and times stay, each replay is told as one, and a consumer that dedups on the id sees each once."""
+    """Ids, keys and times stay, each replay is told as one, and a consumer that dedups on the id sees each once."""
     pipeline.init()
     pipeline.started()
     port = pipeline.another_port()
@@ -118,8 +118,9 @@ def test_going_back_again_in_the_middle_of_a_replay(pipeline: Pipeline) -> None:
     assert verified(pipeline) == {"rows": 11, "events": 11, "replayed": 10}
 
 
-def test_what_cannot_be_reached_is_refused_with_what_can_and_nothing_is_changed(pipeline: Pipeline) -> None:
-    """Field case 133."""
+def test_field_case_133_what_cannot_be_reached_is_refused_with_what_can_and_nothing_is_changed(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline.init()
     pipeline.started()
     pipeline.insert(1, 5)
@@ -142,6 +143,12 @@ def test_what_cannot_be_reached_is_refused_with_what_can_and_nothing_is_changed(
     [shown] = slot(pipeline, "list")["bookmarks"]
     assert (shown["name"], shown["slot"], shown["lsn"]) == ("here", f"{pipeline.slot_name}_bookmark_here", kept["lsn"])
     assert pipeline.here("slot", "list").code == 0
+    with monkeypatch.context() as patch:
+        found = json.loads(pipeline.here("check", "--json").out)["findings"]
+        assert [each["status"] for each in found if each["check"] == "bookmarks"] == ["ok"]
+        patch.setattr("cdc.audit.check_postgres.BOOKMARK_BYTES", 1)
+        [finding] = [each for each in json.loads(pipeline.here("check", "--json").out)["findings"] if each["check"] == "bookmarks"]
+        assert (finding["status"], finding["fix"]) == ("warning", "`cdc slot drop here` when it has served")
     assert pipeline.here("slot", "drop", "here").code == 0
     assert slot(pipeline, "list")["bookmarks"] == []
 

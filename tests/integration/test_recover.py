@@ -70,15 +70,20 @@ def test_a_slot_that_was_lost_on_purpose(
         pipeline.insert(first, first + 999, key=f"k{first // 1_000 % 7}")
     pipeline.wait_confirmed()
     pipeline.stop()
+    assert pipeline.here("slot", "bookmark", "old").code == 0
     end = pipeline.position()
     for first in range(published, published + lost, 500):
         pipeline.insert(first, first + 499, key=f"k{first // 500 % 7}")
     pipeline.noise(60)
     wait_for(
-        lambda: pipeline.execute("CHECKPOINT") or pipeline.execute("SELECT wal_status FROM pg_replication_slots") == [("lost",)],
+        lambda: pipeline.execute("CHECKPOINT") or pipeline.execute("SELECT wal_status FROM pg_replication_slots") == [("lost",)] * 2,
         60,
-        "the slot is lost",
+        "the slot is lost, and the bookmark with it",
     )
+    gone = pipeline.here("slot", "rewind", "old")
+    assert gone.code == 4
+    assert "the log of bookmark 'old' is gone; a slot cannot go back by itself. Within reach: no bookmark" in gone.line
+    assert pipeline.here("slot", "drop", "old").code == 0
     pipeline.start()
     ended = pipeline.wait_exit()
     assert ended.code == 4
@@ -107,8 +112,7 @@ def test_a_slot_that_was_lost_on_purpose(
     assert len({event.headers["ce_id"] for event in events}) == len(events)
 
 
-def test_a_slot_that_was_dropped_while_the_pipeline_waits_on_hold(pipeline: Pipeline) -> None:
-    """Field case 135."""
+def test_field_case_135_a_slot_that_was_dropped_and_made_anew(pipeline: Pipeline) -> None:
     pipeline.init()
     pipeline.started()
     pipeline.insert(1, 5)

@@ -29,8 +29,8 @@ def refused(pipeline: Pipeline, code: int, words: str, *arguments: str) -> None:
     assert words in answer.line
 
 
-def test_the_last_thousand_again_beside_a_live_writer(pipeline: Pipeline) -> None:
-    """Field case 137: an inbox keyed by the id applies none twice, live events keep their order, and nobody fences anybody."""
+def test_field_case_137_the_last_thousand_again_beside_a_live_writer(pipeline: Pipeline) -> None:
+    """An inbox keyed by the id applies none twice, live events keep their order, and nobody fences anybody."""
     pipeline.init()
     pipeline.started()
     for first in range(0, 1_000, 50):
