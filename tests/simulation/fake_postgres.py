@@ -65,6 +65,16 @@ class Slot:
     active: FakeLink | None = None
 
 
+@dataclass(frozen=True)
+class Disk:
+    """A copy of the data directory."""
+
+    end: Lsn
+    xid: int
+    log: tuple[Stretch, ...]
+    slot_lsn: Lsn
+
+
 class FakePostgres:
     """The server; `clock` is its clock in seconds since 1970, `confirming` hears of each confirmed_flush_lsn."""
 
@@ -137,6 +147,18 @@ class FakePostgres:
         if self.slot is not None:
             self.slot.confirmed = self.slot.saved
         self.stopping = False
+
+    def copy(self) -> Disk:
+        """Return what is on disk at this moment."""
+        assert self.slot is not None, "nothing is copied of a server without its slot"
+        return Disk(self.end, self._xid, tuple(self.log), self.slot.saved)
+
+    def put_back(self, disk: Disk) -> None:
+        """Go on from a copy of the disk: as a restored snapshot, or as a standby that had come so far and was promoted."""
+        assert self.slot is not None, "as above"
+        self.end, self._xid, self.log = disk.end, disk.xid, list(disk.log)
+        self.slot.saved = disk.slot_lsn
+        self.restart()
 
     def pump(self) -> None:
         """Let the walsenders work."""
