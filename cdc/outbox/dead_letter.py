@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from cdc.avro.columns import BYTEA
@@ -81,9 +82,15 @@ def original(mapping: OutboxMapping, headers: Mapping[str, bytes | None], key: b
     values = said(headers) | {"aggregateid": key, "payload": written}
     for name in found(mapping, [mapping.column("payload")]).paths:
         values.pop(name, None)
-    columns = tuple(Column(mapping.column(name), BYTEA if name == "payload" else TEXT_OID, -1, key=False) for name in values)
     begin, ordinal = transaction(headers)
-    return begin, Relation(0, "", "dead letter", "d", columns), ordinal, tuple(values.values())
+    return begin, _relation(tuple(mapping.column(name) for name in values), mapping.column("payload")), ordinal, tuple(values.values())
+
+
+@lru_cache
+def _relation(names: tuple[str, ...], payload: str) -> Relation:
+    """Return a table with these columns; one and the same for all rows alike, because a router compiles a function for each."""
+    columns = tuple(Column(name, BYTEA if name == payload else TEXT_OID, -1, key=False) for name in names)
+    return Relation(0, "", "dead letter", "d", columns)
 
 
 def transaction(headers: Mapping[str, bytes | None]) -> tuple[Begin, int]:
