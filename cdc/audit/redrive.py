@@ -28,7 +28,7 @@ from psycopg import sql
 from cdc.audit.dead_letters import STEP, Choice, DeadLetters, Letter, Progress
 from cdc.audit.table_rows import looking, table_rows
 from cdc.avro.encoder import Encoder
-from cdc.errors import AuditFailed, InvalidEvent
+from cdc.errors import AuditFailed, Fenced, InvalidEvent, KafkaRefused
 from cdc.event import Record
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.limits import fits
@@ -181,10 +181,19 @@ class Redrive:
         except InvalidEvent as error:
             self.publisher.abort(ABORT_S)
             raise AuditFailed(f"{error.what}; nothing was published", error.fix) from error
+        except Fenced as error:
+            if self._open_s() < self.publisher.transaction_timeout_s:
+                raise
+            msg = f"{len(chosen)} dead letters took longer than transaction.timeout.ms; nothing was published"
+            raise KafkaRefused(msg, 'redrive in parts (--since, --until), or raise kafka."transaction.timeout.ms"') from error
         except BaseException:
             self.publisher.abort(ABORT_S)
             raise
         return outcome
+
+    def _open_s(self) -> float:
+        """How long the Kafka transaction has been open: the broker reports its own timeout as fencing."""
+        return 0.0 if self.publisher.opened_at is None else time.monotonic() - self.publisher.opened_at
 
 
 @contextmanager

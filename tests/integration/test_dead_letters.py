@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
@@ -16,9 +16,9 @@ from cdc.audit.dead_letters import Choice, DeadLetters
 from cdc.audit.redrive import Redrive
 from cdc.avro import folder
 from cdc.cli.patience import within
-from cdc.errors import Retriable
+from cdc.errors import KafkaRefused, Retriable
 from cdc.event import Record
-from cdc.kafka.client import Waiting
+from cdc.kafka.client import Waiting, nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.position import Position
 from cdc.settings import load
@@ -221,6 +221,31 @@ def test_neither_a_lost_answer_nor_a_second_redrive_publishes_twice(pipeline: Pi
     assert len(pipeline.events()) == 2
     assert open_ids(pipeline) == []
     assert verified(pipeline) == {"rows": 2, "dead_letters": 2, "replayed": 2}
+
+
+def test_a_redrive_that_the_broker_timed_out_says_so(pipeline: Pipeline) -> None:
+    pipeline.kafka(transaction_timeout_ms=1000).init()
+    pipeline.started()
+    insert(pipeline, "Later", '{"n": 1}')
+    pipeline.wait_confirmed()
+    add_schema(pipeline, LATER)
+    with ExitStack() as stack:
+        job, publisher = redrive_of(pipeline, stack, Choice(reason="schema"))
+        publisher.lost = False
+        publisher.meanwhile = lambda: wait_for(lambda: ended(pipeline), 40)
+        with pytest.raises(KafkaRefused, match=r"1 dead letters took longer than transaction.timeout.ms"):
+            within(30, job.run)
+    assert pipeline.events() == []
+    assert len(open_ids(pipeline)) == 1
+
+
+def ended(pipeline: Pipeline) -> bool:
+    """Whether what was written to the dead-letter topic is there and decided: more than the dead letter, and nothing open."""
+    everything = pipeline.events(pipeline.dead_letter_topic, isolation="read_uncommitted")
+    with closing(cdc_app.subscriber(load(pipeline.write(), (), {}))) as reader, suppress(Retriable):
+        reader.settle([pipeline.dead_letter_topic], nobody_waits)
+        return len(everything) > 1
+    return False
 
 
 def test_a_row_that_was_mended_in_the_table_is_taken_from_there(pipeline: Pipeline) -> None:
