@@ -6,7 +6,6 @@ stream itself.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +95,10 @@ ANSWER_WITHIN_S = 5.0
 whoever waits for it can neither answer Kafka nor be asked to stop."""
 
 
+class Silent(Retriable):
+    """The server did not answer in time."""
+
+
 class LiveCatalog:
     """Catalog of a real server."""
 
@@ -168,11 +171,15 @@ class LiveCatalog:
         return str(value)
 
     def query(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement; a connection that died while it was idle is opened again once."""
+        """Run one statement; a connection that died while it was idle is opened again once, for a server that is not silent."""
         if self._connection is not None:
-            with contextlib.suppress(Retriable):
+            try:
                 return self._run(statement, parameters)
-            self.close()
+            except Silent:
+                self.close()
+                raise
+            except Retriable:
+                self.close()
         return self._run(statement, parameters)
 
     def close(self) -> None:
@@ -208,8 +215,8 @@ def _within(gen: Generator[Any, Any, Answer], until: float) -> Generator[Any, An
             ready = yield wants
             if not ready and time.monotonic() >= until:
                 gen.close()
-                msg = f"no answer within {ANSWER_WITHIN_S:g} s"
-                raise psycopg.OperationalError(msg)
+                msg = f"PostgreSQL gave no answer within {ANSWER_WITHIN_S:g} s, looking at the catalog"
+                raise Silent(msg)
             wants = gen.send(ready)
     except StopIteration as done:
         answer: Answer = done.value
