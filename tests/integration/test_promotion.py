@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from cdc.devstack.postgres import NEWEST, PostgresServer
 from cdc.errors import ContinuityError
@@ -225,3 +228,37 @@ def test_pg_upgrade_keeps_the_slot_and_changes_the_system(pipelines: Pipelines, 
         adopted = pipeline.here("recover", "--adopt")
         assert adopted.code == 0, adopted.err
         publish(pipeline, 1, 2, 3, 4)
+
+
+def test_the_doctor_looks_at_standbys(pipelines: Pipelines, spare_postgres: PostgresServer, spare_database: str, kafka: str) -> None:
+    """A slot that will stay behind, standbys that are not waited for, and one that is waited for in vain."""
+    pipeline = pipelines(spare_database, kafka)
+    pipeline.init()
+
+    def warned() -> str:
+        found = json.loads(pipeline.here("check", "--json").out.splitlines()[-1])["findings"]
+        return "\n".join(f"{each['what']} => {each['fix']}" for each in found if each["check"] == "slot" and each["status"] == "warning")
+
+    assert warned() == ""
+    replication = make_conninfo(spare_database, replication="database")
+    for value, words in (("false", "is no failover slot"), ("true", "")):
+        with psycopg.connect(replication, autocommit=True) as connection:
+            connection.pgconn.exec_(f"ALTER_REPLICATION_SLOT {pipeline.slot_name} (FAILOVER {value})".encode())
+        assert words in warned()
+    pipeline.execute("SELECT pg_create_physical_replication_slot('near', true)")
+    try:
+        assert "may publish what standbys (near) do not have yet" in warned()
+        assert "synchronized_standby_slots = 'near'" in warned()
+        pipeline.execute("ALTER SYSTEM SET synchronized_standby_slots = 'near'")
+        pipeline.execute("SELECT pg_reload_conf()")
+        pipeline.started()
+        pipeline.insert(1)
+        wait_for(lambda: "the pipeline waits for a standby" in warned(), 30, "it is held up")
+        assert "WaitForStandbyConfirmation" in warned()
+        assert pipeline.position() < pipeline.lsn()
+    finally:
+        pipeline.execute("ALTER SYSTEM RESET synchronized_standby_slots")
+        pipeline.execute("SELECT pg_reload_conf()")
+        pipeline.execute("SELECT pg_drop_replication_slot('near')")
+    pipeline.wait_numbers([1])
+    pipeline.stop()
