@@ -16,6 +16,7 @@ Rules.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from cdc.errors import ContinuityError, Retriable
@@ -35,11 +36,15 @@ WHERE slot_name = %s AND active_pid IS NOT NULL"""
 
 
 class Hold:
-    """One run of one command; `take` may be called again after a fault."""
+    """One run of one command; `take` may be called again after a fault.
 
-    def __init__(self, command: str, *, host: str, now_us: int, ends_any: bool = False) -> None:
+    `ends_any`: it may end another command's hold. `lost` makes what stands in for a position that Kafka does not have any more.
+    """
+
+    def __init__(self, command: str, *, host: str, now_us: int, ends_any: bool = False, lost: Callable[[], Position] | None = None) -> None:
         self._command = command
         self._ends_any = ends_any
+        self._lost = lost
         self._taken = False
         self.text = f"{command}, {time_text(now_us)}, {host}"
 
@@ -49,8 +54,11 @@ class Hold:
     def allows(self, position: Position | None) -> Position:
         """Return the position if this command may change it; raises ContinuityError."""
         if position is None:
+            if self._lost is not None:
+                return self._lost()
             msg = "the position topic holds no position of this pipeline"
-            raise ContinuityError(msg, "point to the right Kafka and position topic, or begin anew: `cdc init`")
+            fix = "point to the right Kafka and position topic; if Kafka has lost it: `cdc recover --adopt`; if it never was: `cdc init`"
+            raise ContinuityError(msg, fix)
         if position.pending is not None:
             msg = f"`cdc init` began at {position.pending} and did not finish"
             raise ContinuityError(msg, "run `cdc init` again")

@@ -26,12 +26,14 @@ UNKNOWN_US = -1
 class Known:
     """Ids that are in Kafka. `told_since_us` holds the topics that no longer keep all they had: what is newer is still there.
 
-    That is the time of the first record still kept (in the partition that was cut latest), or UNKNOWN_US.
+    That is the time of the first record still kept (in the partition that was cut latest), or UNKNOWN_US. `generation` is the
+    highest that a record has.
     """
 
     def __init__(self) -> None:
         self.told_since_us: dict[str, int] = {}
         self.records = 0
+        self.generation = 0
         self._db = sqlite3.connect("", isolation_level=None)
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KB}"):
             self._db.execute(f"PRAGMA {pragma}")
@@ -72,6 +74,8 @@ def known(  # noqa: PLR0913 - whose records, and where
         record = visible(seen, pipeline, source, dead_letter)
         if record is not None:
             ids.append(record.id)
+            if record.place is not None:
+                found.generation = max(found.generation, int(record.place[:4], 16))
         found.records += 1
         if len(ids) >= BATCH:
             found.add(ids)

@@ -41,7 +41,7 @@ from cdc.outbox.publication import check_outbox
 from cdc.outbox.router import Router
 from cdc.pipeline.continuity import Evidence
 from cdc.pipeline.parking import Policy
-from cdc.position import Existing, Gap, Lsn, Position, Witness, time_text
+from cdc.position import Existing, Fingerprint, Gap, Lsn, Position, Witness, time_text
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Administration
 from cdc.postgres.transaction import Row
@@ -112,7 +112,7 @@ def planned(ends: Ends, hold: Hold, progress: Progress) -> Plan | None:
     Raises what the rows would be refused for: ContinuityError for rows of which nobody can tell whether they were published,
     StoppedByPolicy for one that cannot become an event where the policy is to stop.
     """
-    peeked, cluster = ends.publisher.peek()
+    peeked, cluster = _peek(ends)
     position = hold.allows(peeked)
     diagnosis = _diagnosed(ends, position, cluster)
     if diagnosis is None:
@@ -136,6 +136,9 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
     case, publisher = ends.case, ends.publisher
     administration = Administration(ends.admin_dsn, case.dsn, case.application_name)
     try:
+        if not publisher.positions.exists(nobody_waits) and ends.adopt and case.create is not None:
+            publisher.positions.create(case.create.replication_factor, case.create.min_insync_replicas, nobody_waits)
+            ends.say(f"created topic {publisher.positions.topic}")
         publisher.require(case.static_topics, nobody_waits)
         held = hold.take(publisher, ends.catalog, case.slot)
         diagnosis = _diagnosed(ends, held, publisher.topics.cluster_id(nobody_waits))
@@ -160,6 +163,37 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
     return plan
 
 
+def lost(ends: Ends, now_us: int) -> Position:
+    """Return what stands in for a position that Kafka has lost: it claims nothing, so every row of the table is compared."""
+    case = ends.case
+    server = look(case, ends.catalog)
+    if server.slot is None:
+        msg = f"pipeline {case.pipeline!r} has neither a slot {case.slot!r} nor a position"
+        raise ContinuityError(msg, "run `cdc init`")
+    return Position(
+        pipeline=case.pipeline,
+        generation=0,
+        system_id=server.system_id,
+        timeline_history=server.timeline_history,
+        slot=case.slot,
+        publication_fingerprint=server.publication or Fingerprint(0, 0, (), Lsn(0)),
+        kafka_cluster_id=ends.publisher.topics.cluster_id(nobody_waits),
+        end_lsn=Lsn(0),
+        commit_time_us=now_us,
+        witness="unknown",
+        message_prefix=case.mapping.message_prefix,
+        existing=Existing("none", ""),
+    )
+
+
+def _peek(ends: Ends) -> tuple[Position | None, str]:
+    """Return the position and the cluster's id; a position topic that may be made anew holds none."""
+    publisher = ends.publisher
+    if ends.adopt and ends.case.create is not None and not publisher.positions.exists(nobody_waits):
+        return None, publisher.topics.cluster_id(nobody_waits)
+    return publisher.peek()
+
+
 def _diagnosed(ends: Ends, position: Position, cluster: str) -> Diagnosis | None:
     case = ends.case
     evidence = Evidence(case.pipeline, case.slot, look(case, ends.catalog), cluster, position)
@@ -178,28 +212,31 @@ def _rebuild(ends: Ends, hold: Hold, administration: Administration, plan: Plan,
         server = look(case, ends.catalog)
         if server.publication is None:
             raise PostgresRefused(f"publication {case.publication!r} was dropped meanwhile", "run `cdc recover` again")
-        position = dataclasses.replace(
-            held,
-            generation=held.generation + 1,
-            system_id=server.system_id,
-            timeline_history=server.timeline_history,
-            publication_fingerprint=dataclasses.replace(server.publication, proved_lsn=consistent_point),
-            kafka_cluster_id=ends.publisher.topics.cluster_id(nobody_waits),
-            end_lsn=consistent_point,
-            witness="none",
-            replay_until=None,
-        )
         with _known(ends, rows, progress) as kafka, looking(case.dsn, case.application_name, exported) as view:
-            router = Router(case.mapping, ends.registry.encoder, position.generation)
-            outgoing = Outgoing(ends.publisher, router, position.generation, ends.policy, lambda: ends.publisher.commit(held, nobody_waits))
+            # A position that was lost has taken its generation with it; the records tell it.
+            generation = max(held.generation, kafka.generation) + 1
+            router = Router(case.mapping, ends.registry.encoder, generation)
+            outgoing = Outgoing(ends.publisher, router, generation, ends.policy, lambda: ends.publisher.commit(held, nobody_waits))
             fates = _Fates(ends, kafka, plan, router)
             outgoing.publish(fates.missing(rows.read(view, before(consistent_point)), progress), nobody_looks)
             fates.refuse_doubt()
             plan.events, plan.dead_letters = outgoing.events, outgoing.dead_letters
-            left_out = plan.counts.get("left_out", 0)
-            gap = plan.gap = Gap(plan.diagnosis.begin, consistent_point, plan.events + plan.dead_letters, view.now_us)
-            existing = Existing("skip", view.snapshot) if left_out else held.existing
-            plan.position = hold.end(ends.publisher, dataclasses.replace(position, gap=gap, commit_time_us=view.now_us, existing=existing))
+            plan.gap = Gap(plan.diagnosis.begin, consistent_point, plan.events + plan.dead_letters, view.now_us)
+            position = dataclasses.replace(
+                held,
+                generation=generation,
+                system_id=server.system_id,
+                timeline_history=server.timeline_history,
+                publication_fingerprint=dataclasses.replace(server.publication, proved_lsn=consistent_point),
+                kafka_cluster_id=ends.publisher.topics.cluster_id(nobody_waits),
+                end_lsn=consistent_point,
+                commit_time_us=view.now_us,
+                witness="none",
+                existing=Existing("skip", view.snapshot) if plan.counts.get("left_out") else held.existing,
+                replay_until=None,
+                gap=plan.gap,
+            )
+            plan.position = hold.end(ends.publisher, position)
 
 
 class _Fates:

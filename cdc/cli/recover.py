@@ -12,7 +12,7 @@ import typer
 from cdc import app
 from cdc.audit.diagnosis import Remedy
 from cdc.audit.hold import Hold
-from cdc.audit.recover import Ends, Plan, carried_out, planned
+from cdc.audit.recover import Ends, Plan, carried_out, lost, planned
 from cdc.avro import folder
 from cdc.cli.check import case
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, Yes, settings_from
@@ -27,7 +27,10 @@ def recover(
     config: Config = None,
     sets: Sets = None,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="This server or cluster replaces the one that was published from (pg_upgrade, a move).")
+        bool,
+        typer.Option(
+            "--adopt", help="This server or cluster replaces the one before (pg_upgrade, a move), or Kafka has lost the position."
+        ),
     ] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="A new slot, and a look at every row, although slot and position fit: after a restored copy.")
@@ -61,7 +64,9 @@ def recover(
         rebuild=rebuild,
         since_us=since_us,
     )
-    hold = Hold("cdc recover", host=socket.gethostname(), now_us=time.time_ns() // 1000, ends_any=True)
+    now_us = time.time_ns() // 1000
+    missing = (lambda: lost(ends, now_us)) if adopt else None
+    hold = Hold("cdc recover", host=socket.gethostname(), now_us=now_us, ends_any=True, lost=missing)
     try:
         with progress("comparing the table with Kafka") as step:
             plan = within(timeout_s, lambda: planned(ends, hold, step))

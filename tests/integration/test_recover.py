@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.devstack.postgres import PostgresServer
@@ -300,3 +300,46 @@ def test_another_server_is_adopted_only_when_somebody_says_so(
         moved.insert(9)
         moved.wait_numbers(range(1, 10))
         assert verified(moved) == {"rows": 9, "events": 9}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the-record", "the-topic"])
+def test_a_position_that_kafka_has_lost(pipeline: Pipeline, whole: bool) -> None:
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1, 5)
+    pipeline.wait_confirmed()
+    recovered(pipeline, "--rebuild")
+    pipeline.insert(6)
+    pipeline.wait_numbers(range(1, 7))
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    pipeline.insert(7, 9)
+    admin = AdminClient({"bootstrap.servers": pipeline.bootstrap, "log_level": 0})
+    if whole:
+        admin.delete_topics([pipeline.position_topic])[pipeline.position_topic].result(30)
+        wait_for(lambda: pipeline.position_topic not in admin.list_topics(timeout=10).topics, 30, "the topic is gone")
+        assert pipeline.here("recover").code == 5
+    else:
+        producer = Producer({"bootstrap.servers": pipeline.bootstrap, "log_level": 0})
+        producer.produce(pipeline.position_topic, None, pipeline.name.encode())
+        assert producer.flush(30) == 0
+        answer = pipeline.here("recover")
+        assert answer.code == 4
+        assert "`cdc recover --adopt`" in answer.line
+    document = recovered(pipeline, "--adopt")
+    assert (document["published"], document["known"]) == (3, 6)
+    assert document["generation"] == 2, "the records tell which one was the last"
+    pipeline.started()
+    pipeline.insert(10)
+    pipeline.wait_numbers(range(1, 11))
+    assert verified(pipeline) == {"rows": 10, "events": 10}
+
+
+def test_a_pipeline_that_never_was_is_not_adopted(pipeline: Pipeline) -> None:
+    pipeline.init()
+    drop_slot(pipeline)
+    with Pipeline(pipeline.folder, pipeline.name + "b", pipeline.dsn, pipeline.bootstrap) as other:
+        answer = other.here("recover", "--adopt")
+        assert answer.code == 4
+        assert "neither a slot" in answer.line
+        assert "`cdc init`" in answer.line
