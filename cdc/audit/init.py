@@ -144,7 +144,8 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
     slot = ends.catalog.slot(plan.slot)
     if slot is not None and pending is None:
         msg = f"slot {plan.slot!r} exists but the position topic holds no position of pipeline {plan.pipeline!r}"
-        raise ContinuityError(msg, "point to the right Kafka and position topic, or drop the slot if it is nobody's")
+        fix = "point to the right Kafka and position topic; if Kafka has lost it: `cdc recover --adopt`; if the slot is nobody's, drop it"
+        raise ContinuityError(msg, fix)
     check_outbox(ends.catalog, plan.publication, plan.table, plan.mapping)
     if plan.existing is None:
         _refuse_rows(ends)
