@@ -97,7 +97,7 @@ def _position(evidence: Evidence) -> Position:
     if position is None:
         if has_slot:
             msg = f"slot {evidence.slot!r} exists but the position topic holds no position of pipeline {evidence.pipeline!r}"
-            fix = "point to the right Kafka and position topic; if Kafka lost it: `cdc recover --adopt`; else drop the slot and run `cdc init`"
+            fix = "point to the right position topic; if Kafka lost it: `cdc recover --adopt`; else drop the slot and run `cdc init`"
             raise ContinuityError(msg, fix)
         msg = f"pipeline {evidence.pipeline!r} has neither a slot {evidence.slot!r} nor a position"
         raise ContinuityError(msg, "run `cdc init`")
