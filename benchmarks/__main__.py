@@ -37,6 +37,7 @@ def measure(rounds: int, seconds: float) -> dict[str, object]:
     """Return every figure, the backlog's as the median over rounds."""
     drains = []
     with rig() as servers:
+        latency.make_topics(servers, (1, PARTITIONS))
         for round_ in range(rounds):
             _tell(f"round {round_ + 1}: a backlog of {BACKLOG_ROWS:,} rows")
             servers.insert(BACKLOG_ROWS, PER_TRANSACTION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psycopg
@@ -21,26 +21,29 @@ RATE = 1_000
 WARM_UP_S = 3
 """Not counted: connections are made, caches filled."""
 
+TOPIC, FLOOR_TOPIC = "outbox.event.latency{}", "bench.floor{}"
 
-def ours(rig: Rig, seconds: float, partitions: int = 1) -> dict[str, float]:
+
+def make_topics(rig: Rig, counts: Sequence[int]) -> None:
+    """Make the topics of both, for each number of partitions; they are ready when the first measurement comes."""
+    admin = AdminClient({"bootstrap.servers": rig.stack.kafka.bootstrap_servers})
+    topics = [NewTopic(form.format(partitions), partitions, 1) for partitions in counts for form in (TOPIC, FLOOR_TOPIC)]
+    for made in admin.create_topics(topics).values():
+        made.result()
+
+
+def ours(rig: Rig, seconds: float, partitions: int) -> dict[str, float]:
     """Return the latency of rows that a writer process inserts while `cdc run` streams into a topic of so many partitions."""
     child = pipeline(rig)
     try:
-        return _measure(rig, "rows", _topic(rig, f"outbox.event.latency{partitions}", partitions), seconds)
+        return _measure(rig, "rows", TOPIC.format(partitions), seconds)
     finally:
         child.stop()
 
 
-def floor(rig: Rig, seconds: float, partitions: int = 1) -> dict[str, float]:
+def floor(rig: Rig, seconds: float, partitions: int) -> dict[str, float]:
     """Return the latency of records that a producer commits as fast as it can, one Kafka transaction after another."""
-    return _measure(rig, "records", _topic(rig, f"bench.floor{partitions}", partitions), seconds)
-
-
-def _topic(rig: Rig, topic: str, partitions: int) -> str:
-    admin = AdminClient({"bootstrap.servers": rig.stack.kafka.bootstrap_servers})
-    if topic not in admin.list_topics(timeout=10).topics:
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
-    return topic
+    return _measure(rig, "records", FLOOR_TOPIC.format(partitions), seconds)
 
 
 def _measure(rig: Rig, what: str, topic: str, seconds: float) -> dict[str, float]:
