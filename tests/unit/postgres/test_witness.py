@@ -78,7 +78,7 @@ def test_what_differs_is_refused(case: str) -> None:
     with pytest.raises(ContinuityError) as caught:
         made.reached(Lsn(101))
     assert what in caught.value.what
-    assert "`cdc recover`" in caught.value.fix
+    assert "`cdc recover --rebuild`" in caught.value.fix
     assert not made.judged
 
 
