@@ -40,6 +40,8 @@ def replay(
         raise ConfigurationError("it is not said which rows", "choose by --id, --key, --since, --until or --where")
     if to_topic is not None and (fault := name_fault(to_topic)) is not None:
         raise ConfigurationError(f"--to-topic {to_topic!r} is no topic: {fault}", "correct it")
+    if to_topic in (settings.topics.position, settings.topics.dead_letter):
+        raise ConfigurationError(f"--to-topic {to_topic!r} is the pipeline's own", "take another topic")
     catalog, pipeline, publisher = app.catalog(settings), app.publisher(settings), app.command_publisher(settings, "replay")
 
     def running() -> bool:

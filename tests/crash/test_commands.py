@@ -13,7 +13,7 @@ from cdc.outbox.table import create_sql
 from cdc.postgres.slot import Table
 from tests.crash.step import KILLED
 from tests.integration.test_recover import recovered, verified
-from tests.pipeline import Pipeline, environment
+from tests.pipeline import Pipeline, environment, sizes
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
@@ -52,11 +52,12 @@ RECOVER: list[Step] = [
 ]
 
 
-def test_recover_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline) -> None:
+@sizes([RECOVER[1], RECOVER[3], RECOVER[5], RECOVER[-1]], RECOVER)
+def test_recover_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline, size: list[Step]) -> None:
     pipeline.init()
     pipeline.started()
     total = 0
-    for step in RECOVER:
+    for step in size:
         pipeline.insert(total, total + 4)
         pipeline.wait_numbers(range(total + 5))
         pipeline.wait_confirmed()
@@ -89,7 +90,8 @@ REWIND: list[Step] = [
 ]
 
 
-def test_rewind_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline) -> None:
+@sizes([REWIND[1], REWIND[3], REWIND[5], REWIND[-1]], REWIND)
+def test_rewind_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline, size: list[Step]) -> None:
     """One instance streams and one stands by all the time; nobody restarts them."""
     pipeline.init()
     first = pipeline.started()
@@ -97,7 +99,7 @@ def test_rewind_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipel
     second = pipeline.start(port=port)
     wait_for(lambda: pipeline.get("/health/ready", port)[1].startswith("standby"), 30, "a second one stands by")
     total = replayed = 0
-    for number, step in enumerate(REWIND):
+    for number, step in enumerate(size):
         name = f"b{number}"
         assert pipeline.here("slot", "bookmark", name).code == 0
         pipeline.insert(total, total + 4)
@@ -131,17 +133,21 @@ INIT: list[Step] = [
 ]
 
 
-@pytest.mark.parametrize("step", INIT, ids=lambda step: f"{step[0].rpartition('.')[2]}-{step[1]}-{step[2]}")
-def test_init_that_publishes_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline, step: Step) -> None:
+@sizes([INIT[1], INIT[4], INIT[-1]], INIT)
+def test_init_that_publishes_killed_at_each_step_ends_in_the_same_clean_state(pipeline: Pipeline, size: list[Step]) -> None:
     pipeline.execute(create_sql(Table("public", "outbox"), OutboxMapping()))
     pipeline.insert(0, 9)
-    killed(pipeline, step, "init", "--existing", "publish")
-    pipeline.insert(10)
-    pipeline.init("--existing", "publish")
-    pipeline.started()
-    pipeline.insert(11)
-    pipeline.wait_numbers(range(12))
-    assert verified(pipeline) == {"rows": 12, "events": 12}
+    for number, step in enumerate(size):
+        with Pipeline(pipeline.folder, f"{pipeline.name}x{number}", pipeline.dsn, pipeline.bootstrap) as each:
+            killed(each, step, "init", "--existing", "publish")
+            each.insert(10 + 2 * number)
+            each.init("--existing", "publish")
+            each.started()
+            each.insert(11 + 2 * number)
+            total = 12 + 2 * number
+            each.wait_numbers(range(total))
+            assert verified(each) == {"rows": total, "events": total}, step
+            each.stop()
 
 
 REPLAY: list[Step] = [
@@ -166,3 +172,24 @@ def test_replay_killed_at_each_step_leaves_nothing_open_and_nobody_fenced(pipeli
         wait_for(lambda: len(pipeline.events()) == 10 + replayed, 30, f"after {step}")  # noqa: B023 - called here and now
     assert verified(pipeline) == {"rows": 10, "events": 10, "replayed": replayed}
     assert "passage failed" not in pipeline.log
+
+
+def test_two_at_once_end_in_one_clean_state(pipeline: Pipeline) -> None:
+    """Each fences the other; whoever finds the other's hold stops, and what the other broke is seen and mended."""
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(0, 4)
+    pipeline.wait_confirmed()
+    pipeline.stop()
+    pipeline.insert(5, 9)
+    pipeline.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (pipeline.slot_name,))
+    command = [sys.executable, "-m", "cdc", "recover", "--config", str(pipeline.write())]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) for _ in range(2)]
+    ends = [(each.communicate(timeout=90)[1], each.returncode) for each in both]
+    assert 0 in {code for _, code in ends}, ends
+    assert {code for _, code in ends} <= {0, 3, 4, 5}, ends
+    recovered(pipeline)
+    pipeline.started()
+    pipeline.insert(10)
+    pipeline.wait_numbers(range(11))
+    assert verified(pipeline) == {"rows": 11, "events": 11}

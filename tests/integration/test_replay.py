@@ -99,6 +99,7 @@ def test_what_is_chosen_and_where_to(pipeline: Pipeline) -> None:
     assert len(pipeline.events()) == len(before)
     refused(pipeline, 2, "it is not said which rows", "replay")
     refused(pipeline, 2, "is no topic", "replay", "--key", "a", "--to-topic", "a b")
+    refused(pipeline, 2, "is the pipeline's own", "replay", "--key", "a", "--to-topic", pipeline.position_topic)
     refused(pipeline, 2, "syntax error", "replay", "--where", "id = = 1")
     refused(pipeline, 2, "invalid input syntax for type uuid", "replay", "--id", "x")
     refused(pipeline, 2, "--until 'never' is not a time", "replay", "--until", "never")
