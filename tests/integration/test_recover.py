@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -153,6 +154,47 @@ def test_nothing_to_recover_and_a_rebuild_that_was_asked_for(pipeline: Pipeline)
     pipeline.wait_numbers(range(1, 10))
     assert pipeline.process.poll() is None, "the running pipeline went on by itself"
     assert verified(pipeline) == {"rows": 9, "events": 9}
+
+
+def test_a_rebuild_and_a_rewind_under_load_lose_nothing_and_double_nothing(pipeline: Pipeline) -> None:
+    """The new slot streams exactly what its snapshot does not see, also of transactions that were open meanwhile."""
+    pipeline.set(topics__create__partitions=2).init()
+    pipeline.started()
+    assert pipeline.here("slot", "bookmark", "start").code == 0
+    stop, written = threading.Event(), [0] * 4
+
+    def write(writer: int) -> None:
+        with psycopg.connect(pipeline.dsn) as connection:
+            while not stop.is_set():
+                for _ in range(5):
+                    pipeline.insert(written[writer] * 4 + writer, key=f"k{writer}", on=connection)
+                    written[writer] += 1
+                connection.commit()
+
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for writer in writers:
+        writer.start()
+    try:
+        wait_for(lambda: min(written) > 50, 30, "load")
+        recovered(pipeline, "--rebuild")
+        more = min(written) + 50
+        wait_for(lambda: min(written) > more, 30, "load")
+        assert pipeline.here("slot", "rewind", "start").code == 0
+        more = min(written) + 50
+        wait_for(lambda: min(written) > more, 30, "load")
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    total = sum(written)
+    wait_for(lambda: verified(pipeline).get("pending") is None, 60, "all is published")
+    found = verified(pipeline)
+    assert (found["rows"], found["events"]) == (total, total)
+    assert found["replayed"] > 0
+    firsts = [event for event in pipeline.events() if "ce_replay" not in event.headers]
+    for writer in range(4):
+        numbers = [event.n for event in firsts if event.key == f"k{writer}".encode()]
+        assert numbers == [number * 4 + writer for number in range(written[writer])]
 
 
 @pytest.mark.parametrize(
