@@ -17,14 +17,11 @@ import pytest
 from cdc.devstack.postgres import NEWEST, PostgresServer
 from tests.waiting import wait_for
 
-SHORT = (15, 18)
-"""What a walsender and a slot do changed most between these."""
-
 
 def versions(*short: int) -> pytest.MarkDecorator:
     """Run a test on these versions, and on all others in the soak."""
-    others = [pytest.param(each, id=str(each), marks=pytest.mark.soak) for each in range(14, NEWEST + 1) if each not in (short or SHORT)]
-    return pytest.mark.parametrize("version", [*(pytest.param(each, id=str(each)) for each in (short or SHORT)), *others])
+    others = [pytest.param(each, id=str(each), marks=pytest.mark.soak) for each in range(14, NEWEST + 1) if each not in short]
+    return pytest.mark.parametrize("version", [*(pytest.param(each, id=str(each)) for each in short), *others])
 
 
 def copied(source: Path, target: Path) -> None:

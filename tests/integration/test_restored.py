@@ -61,7 +61,7 @@ class Restored:
         return list(range(first, number))
 
 
-@versions()
+@versions(18)
 def test_a_restored_copy_that_has_grown_past_the_position(version: int, pipelines: Pipelines, kafka: str, tmp_path: Path) -> None:
     """Same system identifier, timeline, slot and publication; only the transactions below the position are others."""
     with cluster(version, tmp_path) as made:
