@@ -10,6 +10,7 @@ from cdc import app
 from cdc.cli.garbage import seldom_collected
 from cdc.cli.log_options import LogFormat, LogLevel, start_logs
 from cdc.cli.options import Config, Sets, settings_from
+from cdc.observe.guard import Guard
 from cdc.observe.http import HttpServer
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from cdc.avro.current import CurrentRegistry
     from cdc.observe.observer import PipelineObserver
+    from cdc.settings import Token
 
 
 def run(
@@ -35,7 +37,8 @@ def run(
         signal.signal(number, lambda *_: stop.set())
     server = None
     if settings.http.address is not None:
-        server = HttpServer(*settings.http.address, lambda: _endpoint(watch, schemas))
+        token = settings.http.token
+        server = HttpServer(*settings.http.address, lambda: _endpoint(watch, schemas, token))
         server.start()
     try:
         with seldom_collected():
@@ -45,11 +48,12 @@ def run(
             server.stop()
 
 
-def _endpoint(watch: PipelineObserver, schemas: CurrentRegistry) -> ASGIApp:
+def _endpoint(watch: PipelineObserver, schemas: CurrentRegistry, token: Token | None) -> ASGIApp:
     """Make what HTTP answers; called, and so loaded, in the endpoint's thread, while this one opens the pipeline."""
     from starlette.routing import Mount  # noqa: PLC0415 - see above
 
     from cdc.avro.endpoint import application  # noqa: PLC0415
     from cdc.observe.web import create_app  # noqa: PLC0415
 
-    return create_app(watch.health, watch.metrics, [Mount("/registry", application(lambda: schemas.registry))])
+    answers = create_app(watch.health, watch.metrics, [Mount("/registry", application(lambda: schemas.registry))])
+    return answers if token is None else Guard(answers, token.get_secret_value())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -25,6 +25,10 @@ from cdc.avro.schema import Json as Json_
 from cdc.cli.options import Config, Json, Sets, schemas_from
 from cdc.cli.output import console, print_json, say, table
 from cdc.errors import ConfigurationError, InvalidEvent
+from cdc.settings import TOKEN_MIN_CHARS, is_loopback
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 app = typer.Typer(help="The schema folder as a registry.", no_args_is_help=True)
 
@@ -168,22 +172,30 @@ def diff(
 def serve(
     *,
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.")] = "127.0.0.1:8081",
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token that callers need; for other than loopback.")] = None,
     folder_: Folder = None,
     config: Config = None,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Serve the folder as a read-only Confluent registry, at / and at /registry, until SIGTERM or Ctrl-C."""
+    from cdc.observe.guard import Guard  # noqa: PLC0415 - only here
     from cdc.observe.http import HttpServer  # noqa: PLC0415 - loads the logs
 
     registry = folder.load(path_from(folder_, config, sets))
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > MAX_PORT:
         raise ConfigurationError("--listen is not HOST:PORT", "write it as 127.0.0.1:8081")
+    token = _token(token_file, host.strip("[]"))
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server's thread starts, so that it never takes one
     state = {"registry": registry}
-    server = HttpServer(host.strip("[]"), int(port), lambda: application(lambda: state["registry"], "/registry"))
+
+    def answers() -> ASGIApp:
+        served = application(lambda: state["registry"], "/registry")
+        return Guard(served, token, ()) if token else served
+
+    server = HttpServer(host.strip("[]"), int(port), answers)
     server.start()
     url = f"http://{host}:{server.port}"
     if as_json:
@@ -195,6 +207,24 @@ def serve(
             state["registry"] = _reloaded(state["registry"])
     finally:
         server.stop()
+
+
+def _token(path: Path | None, host: str) -> str:
+    """Return the token in a file, or nothing for a loopback address without one."""
+    if path is None:
+        if is_loopback(host):
+            return ""
+        msg = f"--listen {host} is reached by others, and there is no token"
+        raise ConfigurationError(msg, "name a file with one by --token-file, or listen on 127.0.0.1")
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        msg = f"--token-file {path} cannot be read: {error.strerror}"
+        raise ConfigurationError(msg, "name a readable file") from None
+    if len(token) < TOKEN_MIN_CHARS:
+        msg = f"--token-file {path} holds fewer than {TOKEN_MIN_CHARS} characters"
+        raise ConfigurationError(msg, "make one with: openssl rand -hex 24")
+    return token
 
 
 @app.command(epilog="Example:\n\n  cdc schemas push http://registry:8081")

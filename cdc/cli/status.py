@@ -47,7 +47,9 @@ def ask(settings: Settings) -> dict[str, Any] | None:
     host, port = settings.http.address
     connection = http.client.HTTPConnection(EVERYWHERE.get(host, host), port, timeout=ANSWER_WITHIN_S)
     try:
-        connection.request("GET", "/status", headers={"accept": "application/json"})
+        token = settings.http.token
+        headers = {} if token is None else {"authorization": f"Bearer {token.get_secret_value()}"}
+        connection.request("GET", "/status", headers={"accept": "application/json", **headers})
         answer = connection.getresponse()
         document = orjson.loads(answer.read(ANSWER_MAX_BYTES)) if answer.status == http.HTTPStatus.OK else None
     except (OSError, http.client.HTTPException, orjson.JSONDecodeError):

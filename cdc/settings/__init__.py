@@ -16,9 +16,10 @@ from cdc.settings.models import (
     Settings,
     TopicSettings,
 )
-from cdc.settings.values import Dsn, KafkaProperties, TableName, is_secret, mask, template_parts
+from cdc.settings.values import TOKEN_MIN_CHARS, Dsn, KafkaProperties, TableName, Token, is_loopback, is_secret, mask, template_parts
 
 __all__ = [
+    "TOKEN_MIN_CHARS",
     "ColumnSettings",
     "CreateSettings",
     "Dsn",
@@ -30,7 +31,9 @@ __all__ = [
     "SchemaSettings",
     "Settings",
     "TableName",
+    "Token",
     "TopicSettings",
+    "is_loopback",
     "is_secret",
     "load",
     "load_schemas",

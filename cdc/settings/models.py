@@ -18,6 +18,7 @@ from cdc.settings.values import (
     Column,
     ConnectionString,
     Duration,
+    HttpToken,
     Identifier,
     KafkaProperties,
     Listen,
@@ -30,6 +31,7 @@ from cdc.settings.values import (
     TopicName,
     TopicTemplate,
     Wrong,
+    is_loopback,
     parse_listen,
 )
 
@@ -235,6 +237,19 @@ class HttpSettings(_Frozen):
         default="127.0.0.1:8642",
         description='Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "off" for none.',
     )
+
+    token: HttpToken | None = Field(
+        default=None,
+        description="What /, /status and /registry ask for (bearer, or basic with any user); needed when `listen` is no loopback "
+        "address. /health and /metrics need none.",
+    )
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.address is not None and self.token is None and not is_loopback(self.address[0]):
+            what = f"listens on {self.listen}, which others reach, without a token"
+            raise Wrong(what, "set http.token (or http.token_file), or listen on 127.0.0.1")
+        return self
 
     @property
     def address(self) -> tuple[str, int] | None:

@@ -17,11 +17,11 @@ from pathlib import Path as FilePath
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Secret
 
 from cdc.errors import ConfigurationError
 from cdc.settings.models import Origin, Path, Settings
-from cdc.settings.values import Dsn, is_secret
+from cdc.settings.values import is_secret
 
 ENV_PREFIX = "CDC_"
 
@@ -176,7 +176,7 @@ def kind_of(path: Path) -> type[BaseModel] | str | None:
         kinds = [part for part in _parts(field.annotation) if isinstance(part, type)]
         table = next((part for part in kinds if issubclass(part, BaseModel)), None)
         if table is None:
-            return ("secret" if Dsn in kinds else "value") if i == len(path) - 1 else None
+            return ("secret" if any(issubclass(part, Secret) for part in kinds) else "value") if i == len(path) - 1 else None
         model = kind = table
     return kind
 

@@ -6,6 +6,7 @@ and what would be right, and never repeats a secret.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,6 +49,10 @@ _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s]+)):(\d{1,5})")
 _SECRET = re.compile(r"password|passphrase|passwd|secret|token", re.IGNORECASE)
 _DSN_WORD = re.compile(r"""(\b\w*(?:password|passphrase|passwd|secret|token)\w*\s*=\s*)('(?:\\.|[^'\\])*'?|[^\s&'"]+)""", re.IGNORECASE)
 _DSN_URI = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s?'\"]*)@", re.IGNORECASE)
+
+
+TOKEN_MIN_CHARS = 16
+"""Shorter ones can be guessed."""
 
 
 class Wrong(ValueError):
@@ -224,6 +229,14 @@ def parse_listen(value: str) -> tuple[str, int] | None:
     return match[1] or match[2], int(match[3])
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _listen(value: str) -> str:
     parse_listen(value)
     return value
@@ -270,6 +283,21 @@ def _not_empty(dsn: Dsn) -> Dsn:
     return dsn
 
 
+class Token(Secret[str]):
+    """What a caller has to know; never shown."""
+
+    def _display(self) -> str:
+        return MASK
+
+
+def _long_enough(token: Token) -> Token:
+    if len(token.get_secret_value().strip()) < TOKEN_MIN_CHARS:
+        what = f"has fewer than {TOKEN_MIN_CHARS} characters"
+        raise Wrong(what, "make one with: openssl rand -hex 24")
+    return token
+
+
+HttpToken = Annotated[Token, AfterValidator(_long_enough)]
 ConnectionString = Annotated[Dsn, AfterValidator(_not_empty)]
 
 

@@ -46,7 +46,7 @@ PROPERTIES: list[Key] = [
 
 OPTIONS = [path for path in all_paths() if path not in UNAVAILABLE and path != ("kafka",)] + PROPERTIES
 
-SECRETS = {("postgres", "dsn"), ("postgres", "admin_dsn"), ("kafka", "sasl.password"), ("kafka", "ssl.key.password")}
+SECRETS = {("postgres", "dsn"), ("postgres", "admin_dsn"), ("http", "token"), ("kafka", "sasl.password"), ("kafka", "ssl.key.password")}
 
 
 def values(path: Key) -> tuple[str, str, str]:
@@ -54,7 +54,7 @@ def values(path: Key) -> tuple[str, str, str]:
         first, second, third = (f"postgresql://u:canary-{source}@{source}/d" for source in ("file", "env", "flag"))
         return first, second, third
     if path in SECRETS:
-        return "canary-file", "canary-env", "canary-flag"
+        return "canary-of-the-file", "canary-of-the-env", "canary-of-the-flag"
     return SPECIAL.get(path, ("from_file", "from_env", "from_flag"))
 
 

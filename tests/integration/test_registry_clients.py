@@ -25,6 +25,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from cdc.avro import folder
 from cdc.avro.endpoint import application
 from cdc.avro.registry import Registry
+from cdc.observe.guard import Guard
 from cdc.observe.http import HttpServer
 
 TOPIC = "outbox.event.Order"
@@ -176,3 +177,17 @@ def test_records_go_through_kafka(kafka: str, unique: str, client: SchemaRegistr
     finally:
         consumer.close()
     assert got == [ORDER, NOTED]
+
+
+def test_a_client_brings_the_token_as_its_password(registry: Registry) -> None:
+    token = "0123456789abcdef"
+    server = HttpServer("127.0.0.1", 0, lambda: Guard(application(lambda: registry, "/registry"), token, ()))
+    server.start()
+    try:
+        url = f"http://127.0.0.1:{server.port}"
+        with SchemaRegistryClient({"url": url, "basic.auth.user.info": f"anybody:{token}"}) as client:
+            assert client.get_subjects()
+        with SchemaRegistryClient({"url": url}) as client, pytest.raises(SchemaRegistryError, match="401"):
+            client.get_subjects()
+    finally:
+        server.stop()

@@ -434,6 +434,23 @@ class TestValues:
             return
         assert "".join(before + (f"{{{key}}}" if key else "") for before, key in parts) == text
 
+    @pytest.mark.parametrize("listen", ["0.0.0.0:8642", "[::]:8642", "cdc.internal:8642"])
+    def test_an_endpoint_that_others_reach_needs_a_token(self, listen: str) -> None:
+        with pytest.raises(ConfigurationError, match="without a token") as caught:
+            load(None, [f"http.listen={listen}"], MINIMAL)
+        assert "http.token" in caught.value.fix
+        assert load(None, [f"http.listen={listen}", "http.token=0123456789abcdef"], MINIMAL).http.token is not None
+
+    def test_a_token_is_never_shown(self, tmp_path: Path) -> None:
+        (tmp_path / "token").write_text("0123456789abcdef\n")
+        settings = load(None, [], MINIMAL | {"CDC_HTTP__TOKEN_FILE": str(tmp_path / "token")})
+        assert settings.http.token is not None
+        assert settings.http.token.get_secret_value() == "0123456789abcdef"
+        assert "0123456789abcdef" not in repr(settings) + str(settings.model_dump())
+        with pytest.raises(ConfigurationError, match="fewer than 16") as caught:
+            load(None, ["http.token=short-secret"], MINIMAL)
+        assert "short-secret" not in str(caught.value)
+
     def test_listen(self) -> None:
         assert parse_listen("[::1]:80") == ("::1", 80)
         assert parse_listen("") is None

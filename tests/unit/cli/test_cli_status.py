@@ -10,6 +10,7 @@ import pytest
 
 from cdc.cli import main
 from cdc.cli.status import facts, headline
+from cdc.observe.guard import Guard
 from cdc.observe.http import HttpServer
 from cdc.observe.observer import PipelineObserver
 from cdc.observe.web import create_app
@@ -33,11 +34,24 @@ def running() -> Iterator[HttpServer]:
 
 
 def test_json(running: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--json", "--set", f"http.listen=0.0.0.0:{running.port}"]) == 0
+    everywhere = ["--set", f"http.listen=0.0.0.0:{running.port}", "--set", "http.token=0123456789abcdef"]
+    assert main(["status", "--json", *everywhere]) == 0
     document = orjson.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["running"] is True
     assert document["state"] == "backoff"
     assert document["last_errors"][0]["reason"] == "no broker"
+
+
+def test_it_brings_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    token = "0123456789abcdef"
+    observer = PipelineObserver("shop")
+    guarded = HttpServer("127.0.0.1", 0, lambda: Guard(create_app(observer.health, observer.metrics), token))
+    guarded.start()
+    try:
+        assert main(["status", "--json", "--set", f"http.listen=127.0.0.1:{guarded.port}", "--set", f"http.token={token}"]) == 0
+    finally:
+        guarded.stop()
+    assert orjson.loads(capsys.readouterr().out.splitlines()[-1])["running"] is True
 
 
 def test_for_people(running: HttpServer, capsys: pytest.CaptureFixture[str]) -> None:
