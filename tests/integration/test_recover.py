@@ -192,9 +192,9 @@ def test_a_rebuild_and_a_rewind_under_load_lose_nothing_and_double_nothing(pipel
     assert (found["rows"], found["events"]) == (total, total)
     assert found["replayed"] > 0
     firsts = [event for event in pipeline.events() if "ce_replay" not in event.headers]
-    for writer in range(4):
-        numbers = [event.n for event in firsts if event.key == f"k{writer}".encode()]
-        assert numbers == [number * 4 + writer for number in range(written[writer])]
+    for each, count in enumerate(written):
+        numbers = [event.n for event in firsts if event.key == f"k{each}".encode()]
+        assert numbers == [number * 4 + each for number in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_field_case_137_the_last_thousand_again_beside_a_live_writer(pipeline: P
     """An inbox keyed by the id applies none twice, live events keep their order, and nobody fences anybody."""
     pipeline.init()
     pipeline.started()
-    for first in range(0, 1_000, 50):
-        pipeline.insert(first, first + 49, key=f"k{first // 50 % 5}")
+    for begin in range(0, 1_000, 50):
+        pipeline.insert(begin, begin + 49, key=f"k{begin // 50 % 5}")
     pipeline.wait_confirmed()
     firsts = {event.headers["ce_id"]: event for event in pipeline.events()}
     stop, written = threading.Event(), [1_000]
