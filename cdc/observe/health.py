@@ -62,8 +62,8 @@ class Snapshot:
 
     @property
     def ready(self) -> bool:
-        """Whether this instance owns the slot and streams."""
-        return self.turn.state == State.STREAMING
+        """Whether this instance owns the slot and streams; a reason beside that state is what it waits for."""
+        return self.turn.state == State.STREAMING and not self.turn.reason
 
     @property
     def standby(self) -> bool:

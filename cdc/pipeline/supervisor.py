@@ -75,6 +75,9 @@ WATCH_INTERVAL_S = 10.0
 FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 """Fenced so often while we hold the slot, somebody uses our transactional.id without it."""
 
+STALLED_S = 5.0
+"""A turn of the loop that waits for Kafka for so long is shown: commits take milliseconds, and a reader of the topics waits too."""
+
 POISONED_TIMES = 3
 """Kafka transactions that the broker refuses for good, without progress and without a row to blame, before it is an error."""
 
@@ -135,6 +138,8 @@ class Supervisor:
         self._state = State.STARTING
         self._attempt = 0
         self._patient = False
+        self._turned_at = clock()
+        self._stalled = False
         self._poisoned = 0
         self._refused: dict[bytes, str] = {}
         self._fenced: deque[float] = deque(maxlen=FENCED_TIMES)
@@ -204,6 +209,7 @@ class Supervisor:
         source.start(position)
         self._refused = {place: why for place, why in self._refused.items() if commit_lsn(place) >= position.end_lsn}
         relay = self._relay(position, self._waiting, self._refused)
+        self._stalled = False
         self._turn(State.STREAMING)
         self._stream(relay, position, cluster)
 
@@ -225,8 +231,12 @@ class Supervisor:
         watch_at = self._clock() + WATCH_INTERVAL_S
         try:
             while not self._stopping():
+                self._turned_at = self._clock()
                 relay.step()
                 self._observer.heartbeat()
+                if self._stalled:
+                    self._stalled = False
+                    self._turn(State.STREAMING)
                 if relay.position is not position:
                     self._attempt, self._patient, self._poisoned = 0, False, 0
                 if self._clock() >= watch_at:
@@ -257,8 +267,11 @@ class Supervisor:
         """Answer PostgreSQL while Kafka is waited for, and leave when the time to stop is over."""
         self._source.keep_alive()
         self._observer.heartbeat()
+        now = self._clock()
+        if self._state is State.STREAMING and not self._stalled and now - self._turned_at >= STALLED_S:
+            self._stalled = True
+            self._turn(State.STREAMING, f"Kafka has not answered for {STALLED_S:.0f} s")
         if self._stopping():
-            now = self._clock()
             if self._leave_at is None:
                 self._leave_at = now + self._grace_s
             if now >= self._leave_at:

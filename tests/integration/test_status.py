@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from cdc.cli import main
+from cdc.devstack.kafka import KafkaBroker
+from tests.conftest import Pipelines
 from tests.pipeline import Pipeline
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -62,3 +65,21 @@ def test_ends_that_are_away(pipeline: Pipeline, capsys: pytest.CaptureFixture[st
     assert "canary" not in json.dumps(document)
     assert main(["status", "--config", str(pipeline.config)]) == 0
     assert capsys.readouterr().out.startswith(f"{pipeline.name}: not running, ")
+
+
+def test_a_broker_that_does_not_answer_is_shown_while_rows_come(pipelines: Pipelines, database: str, spare_kafka: KafkaBroker) -> None:
+    pipeline = pipelines(database, spare_kafka.bootstrap_servers)
+    pipeline.init()
+    pipeline.started()
+    pipeline.insert(1)
+    pipeline.wait_numbers([1])
+    spare_kafka.freeze()
+    try:
+        pipeline.insert(2)
+        wait_for(lambda: not pipeline.ready(), 30, "the pipeline shows that it waits")
+        code, text = pipeline.get("/health/ready")
+        assert (code, text.strip()) == (503, "streaming: Kafka has not answered for 5 s")
+    finally:
+        spare_kafka.thaw()
+    pipeline.wait_ready()
+    pipeline.wait_numbers([1, 2])

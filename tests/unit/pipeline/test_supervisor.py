@@ -27,6 +27,7 @@ from cdc.pipeline.supervisor import (
     FENCED_WITHIN_S,
     HELD_POLL_S,
     POISONED_TIMES,
+    STALLED_S,
     STANDBY_POLL_S,
     TRANSITIONS,
     UNOWNED_TIMES,
@@ -476,3 +477,21 @@ def test_progress_between_refusals_begins_the_count_anew() -> None:
     stage.world.before["step"] = move_on
     stage.run(step=[poisoned(), poisoned(), None, poisoned(), None])
     assert stage.kafka.blaming == [False, True, True, True]
+
+
+# a turn that waits for Kafka
+
+
+def test_a_turn_that_waits_for_long_is_shown_until_the_next_one() -> None:
+    stage = Stage(steps=2)
+
+    def wait() -> None:
+        if stage.world.calls.count("step") == 1:
+            for _ in range(3):
+                stage.world.now += STALLED_S / 2
+                stage.relays[-1].waiting()
+
+    stage.world.before["step"] = wait
+    stage.run()
+    turns = [(state, reason) for kind, state, reason in (each for each in stage.heard.heard if each[0] == "state")]
+    assert turns[1:4] == [("streaming", ""), ("streaming", "Kafka has not answered for 5 s"), ("streaming", "")]
