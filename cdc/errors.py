@@ -18,6 +18,7 @@ secret.
         |-- SlotBusy          another instance owns the slot: stand by
         |-- OnHold            an operator's command changes the position: wait for its end
         |-- Fenced            a newer instance took over, or the broker ended our Kafka transaction
+        |-- Poisoned          the broker refused a record for good: the next passage looks for it
         `-- TransactionTimedOut   one PostgreSQL transaction took longer than transaction.timeout.ms
 
 An error outside the tree is a bug: the process exits with 1 and restarts safely, because recovery is proved.
