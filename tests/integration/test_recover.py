@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -13,8 +13,11 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.devstack.postgres import PostgresServer
+from cdc.errors import Retriable
+from cdc.kafka.publisher import KafkaPublisher
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.table import create_sql
+from cdc.position import Position
 from cdc.postgres.slot import Table
 from tests.conftest import Pipelines
 from tests.measuring import measured
@@ -385,3 +388,31 @@ def test_a_pipeline_that_never_was_is_not_adopted(pipeline: Pipeline) -> None:
         assert answer.code == 4
         assert "neither a slot" in answer.line
         assert "`cdc init`" in answer.line
+
+
+def test_what_does_not_fit_into_one_kafka_transaction_goes_out_in_parts_and_a_fault_between_them_doubles_nothing(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.init()
+    drop_slot(pipeline)
+    for number in range(0, 20, 2):
+        pipeline.insert(number, number + 1)
+    commit, calls = KafkaPublisher.commit, list[Position | None]()
+
+    def failing(publisher: KafkaPublisher, position: Position | None, waiting: Callable[[], None]) -> None:
+        commit(publisher, position, waiting)
+        calls.append(position)
+        if len(calls) in {4, 20}:
+            raise Retriable("the answer was lost")
+
+    monkeypatch.setattr("cdc.audit.outgoing.PART_OF_TIMEOUT", 0.0)
+    monkeypatch.setattr(KafkaPublisher, "commit", failing)
+    document = recovered(pipeline)
+    monkeypatch.undo()
+    assert [position.hold is not None for position in calls if position is not None][-2:] == [True, False]
+    assert len(calls) > 12
+    assert document["published"] + document["known"] == 20
+    pipeline.started()
+    pipeline.insert(20)
+    pipeline.wait_numbers(range(21))
+    assert verified(pipeline) == {"rows": 21, "events": 21}
