@@ -2,7 +2,8 @@
 
 Strategy: one producer for one passage through the door. `recover` makes it and fences with it, `drop` forgets it; after any
 error it is never used again, because the position that the next passage reads is the only answer to "did it commit?".
-A Kafka transaction begins with its first record and ends with the position record and the commit.
+A Kafka transaction begins with its first record and ends with the position record and the commit. What librdkafka calls
+beginning asks no broker, so it is done in one go with the call before it: each of them costs two changes of thread.
 
 Rules.
 - `produce` is the hot path, 100,000 records a second: one loop, one call for each record, no object made on the way. A full
@@ -45,9 +46,6 @@ from cdc.position import Position
 
 INIT_PATIENCE_S = 30.0
 """How long the fence may take: the broker first ends what the older instance left open, in half a second as a rule."""
-
-BEGIN_PATIENCE_S = 10.0
-"""How long librdkafka may take to begin a Kafka transaction, which asks no broker."""
 
 COMMIT_PATIENCE_S = 30.0
 """How long a commit may take at least; it may take what is left of the transaction timeout."""
@@ -163,7 +161,7 @@ class KafkaPublisher:
         caller = Caller(f"cdc-kafka-{self._name}", PAUSE_S, self._clock)
         self._passage = _Passage(producer, caller, notes, properties["batch.size"], Blame() if blaming else None)
         self._call(lambda _: meet(producer, self.positions.topic), INIT_PATIENCE_S, waiting, "looking for the brokers")
-        self._call(producer.init_transactions, INIT_PATIENCE_S, waiting, "fencing older instances", INIT_HINT)
+        self._call(lambda timeout_s: _fence(producer, timeout_s), INIT_PATIENCE_S, waiting, "fencing older instances", INIT_HINT)
 
     def route(self, topic: str, waiting: Waiting) -> Route:
         """Open a route before its first record; raises InvalidEvent("route", ..) for a topic that cannot take records.
@@ -188,9 +186,13 @@ class KafkaPublisher:
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         """Hand over records in order; calls `waiting` while the local queue is full."""
-        producer = self._begin(waiting)
+        passage = self._passage
+        assert passage is not None, "recover comes first"
+        assert not self._failed, "a producer is never used again after an error"
+        if self._opened_at is None:
+            self._opened_at = self._clock()
+        producer, blame = passage.producer, passage.blame
         produce: Callable[..., None] = producer.produce
-        blame = self._passage.blame if self._passage else None
         full_since: float | None = None
         try:
             producer.poll(0)
@@ -220,7 +222,7 @@ class KafkaPublisher:
         assert passage is not None, "produce used a producer"
         assert opened_at is not None, "produce began a Kafka transaction"
         patience_s = max(COMMIT_PATIENCE_S, self.transaction_timeout_s - (self._clock() - opened_at))
-        self._call(passage.producer.commit_transaction, patience_s, waiting, "committing")
+        self._call(lambda timeout_s: _commit(passage.producer, timeout_s), patience_s, waiting, "committing")
         self._opened_at = None
 
     def abort(self, timeout_s: float) -> None:
@@ -251,17 +253,6 @@ class KafkaPublisher:
         """Let every client go, at the end of the process."""
         self.drop()
         self.topics.close()
-
-    def _begin(self, waiting: Waiting) -> Producer:
-        passage = self._passage
-        assert passage is not None, "recover comes first"
-        assert not self._failed, "a producer is never used again after an error"
-        if self._opened_at is None:
-            opened_at = self._clock()
-            producer = passage.producer
-            self._call(lambda _: producer.begin_transaction(), BEGIN_PATIENCE_S, waiting, "beginning a Kafka transaction")
-            self._opened_at = opened_at
-        return passage.producer
 
     def _call(self, function: Callable[[float], object], patience_s: float, waiting: Waiting, doing: str, hint: str = "") -> None:
         """Make a transactional call once, in the helper thread; any outcome but success ends the producer's use."""
@@ -387,6 +378,16 @@ class KafkaPublisher:
             self._failed = True
             msg = f"a topic takes {smallest} bytes at a time; the next producer makes no larger batches"
             raise Retriable(msg)
+
+
+def _fence(producer: Producer, timeout_s: float) -> None:
+    producer.init_transactions(timeout_s)
+    producer.begin_transaction()
+
+
+def _commit(producer: Producer, timeout_s: float) -> None:
+    producer.commit_transaction(timeout_s)
+    producer.begin_transaction()
 
 
 def _refusal(name: str, fault: Fault) -> tuple[str, str]:
