@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -121,7 +122,7 @@ def test_field_case_02_a_row_that_could_not_be_processed_is_not_acknowledged(pip
 
 
 @sizes((100, 0.0), (500, 180.0))
-def test_field_case_04_an_idle_outbox_does_not_pin_the_log(pipeline: Pipeline, size: tuple[int, float]) -> None:
+def test_field_case_04_an_idle_outbox_does_not_pin_the_log(pipeline: Pipeline, size: tuple[int, float], figures: dict[str, Any]) -> None:
     megabytes, seconds = size
     pipeline.init()
     pipeline.started()
@@ -135,7 +136,8 @@ def test_field_case_04_an_idle_outbox_does_not_pin_the_log(pipeline: Pipeline, s
         wait_for(lambda due=due: time.monotonic() >= due, seconds + 1)  # type: ignore[misc]  # a rate is what is asked for
     wait_for(lambda: pipeline.lsn() - pipeline.slot().confirmed <= 2 * SEGMENT, 5, "the slot follows")
     if seconds:
-        assert max(lags) <= 2 * SEGMENT + SEGMENT // 2
+        figures["idle_lag_max_mb"] = round(max(lags) / 1024 / 1024, 1)
+        assert max(lags) <= 2 * SEGMENT
     for _ in range(2):
         pipeline.execute("CHECKPOINT")
         pipeline.wait_confirmed()

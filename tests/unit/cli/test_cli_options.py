@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 import pytest
-import structlog
 import typer
 from typer.testing import CliRunner
 
@@ -20,14 +17,8 @@ app = typer.Typer()
 
 
 @pytest.fixture(autouse=True)
-def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    logging.captureWarnings(capture=False)
-    root.handlers[:], root.level = handlers, level
 
 
 @app.command()
