@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests wait for servers half of the time: one worker more than the two cores of a small machine. 0 runs them in one process.
 WORKERS ?= 3
 
-.PHONY: setup demo test lint crash soak bench
+.PHONY: setup demo test lint crash chaos soak bench guard
 
 # Where PYTHONDONTWRITEBYTECODE is set, each start of cdc would compile all of it anew and take half as long again.
 setup: $(STAMP)
@@ -35,8 +35,14 @@ lint: setup
 crash: setup
 	@$(BIN)/python -m tests.crash $(ARGS)
 
+chaos: setup
+	@$(BIN)/python -m tests.crash chaos $(ARGS)
+
 soak: setup
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+guard: setup
+	@$(BIN)/python -m benchmarks.guard $(ARGS)
