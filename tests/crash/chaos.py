@@ -1,0 +1,139 @@
+"""Random faults for a given time, the judge watching: the real process on real servers, with a standby beside it.
+
+The kinds are drawn from a bag that is filled anew when it is empty, so that each has its turn; everything random comes from
+the seed, but the moments in which it happens do not.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc.devstack.postgres import PostgresServer
+from cdc.devstack.process import LOOPBACK
+from tests.crash.faults import KINDS, PASSWORD, Field, Kind
+from tests.crash.keeper import Keeper
+from tests.crash.rounds import DRAIN_S, clean
+from tests.crash.spectator import Spectator
+from tests.crash.storm import CANARY, Storm, judged
+from tests.pipeline import Pipeline
+from tests.proxy import Proxy, proxied_kafka
+
+ROLE = "cdc_chaos"
+
+GAP_S = (6.0, 12.0)
+"""From one fault's begin to the next, at least: many fall into the recovery from the one before."""
+
+WHOLE_AFTER = 10
+"""Faults after which a full recovery is waited for, so that a pipeline that never comes back is not taken for a busy one."""
+
+RECOVERY_S = 120.0
+
+
+def chaos(folder: Path, seed: int, seconds: float, kinds: Mapping[str, Kind] = KINDS, gap_s: tuple[float, float] = GAP_S) -> dict[str, Any]:
+    """Do faults for so long; return the counts of both judges, what was done, and what was found."""
+    chance = Random(seed)
+    done, findings, recoveries = Counter[str](), list[str](), list[float]()
+    with _field(folder, chance, seed) as (field, spectator):
+        end, bag = time.monotonic() + seconds, list[str]()
+        _recovered(field, spectator)
+        while time.monotonic() < end:
+            bag = bag or chance.sample([*kinds], len(kinds))
+            due, name = time.monotonic() + chance.uniform(*gap_s), bag.pop()
+            print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+            try:
+                kinds[name].do(field)
+            except Exception as error:  # noqa: BLE001 - it is found, and the others go on
+                findings.append(f"{name}: {type(error).__name__}: {error}"[:500])
+                field.heal()
+            done[name] += 1
+            field.keeper.spend(max(0.0, due - time.monotonic()))
+            if done.total() % WHOLE_AFTER == 0:
+                recoveries.append(_recovered(field, spectator))
+        field.heal()
+        recoveries.append(_recovered(field, spectator))
+        found = _verdict(field, spectator)
+    findings += [*field.keeper.findings, *found.pop("findings")]
+    return {
+        "seed": seed,
+        "seconds": round(seconds),
+        "faults": done.total(),
+        "kinds": len(done),
+        **found,
+        "looks": spectator.looks,
+        "recovery_s": {"p50": round(statistics.median(recoveries), 1), "max": round(max(recoveries), 1)},
+        "by_kind": dict(sorted(done.items())),
+        "exit_codes": {str(code): count for code, count in sorted(field.keeper.codes.items())},
+        "findings": findings,
+        "clean": not findings,
+    }
+
+
+def _recovered(field: Field, spectator: Spectator) -> float:
+    """Wait until one instance streams and new events are visible; return after how many seconds."""
+    began, seen = time.monotonic(), spectator.seen
+    field.keeper.wait(lambda: field.keeper.streams() and spectator.seen > seen, RECOVERY_S, "events flow again")
+    return time.monotonic() - began
+
+
+def _verdict(field: Field, spectator: Spectator) -> dict[str, Any]:
+    """End the load, let everything be published and confirmed, and judge."""
+    pipeline, looks = field.pipeline, spectator.looks
+    field.storm.stop()
+    end = pipeline.lsn()
+    field.keeper.wait(lambda: pipeline.slot().confirmed >= end, DRAIN_S, "all is published and confirmed")
+    field.keeper.wait(lambda: spectator.looks > looks, 60, "the spectator sees the end")
+    verdict = judged(pipeline, field.storm.ledger)
+    answer = pipeline.command("verify", "--json", "--timeout", str(DRAIN_S), timeout_s=2 * DRAIN_S)
+    verified = json.loads(answer.out.splitlines()[-1])
+    field.keeper.stop()
+    findings = [f"{each.kind}: {each.what}" for each in (*verdict.findings, *spectator.watch.verdict.findings)]
+    if not clean(verdict) or not spectator.watch.verdict.clean:
+        findings.append("the judge found something")
+    if answer.code != 0 or verified != verdict.document():
+        findings.append(f"verify says {verified} with {answer.code}, the judge {verdict.document()}")
+    if CANARY in pipeline.log:
+        findings.append("a log tells a payload")
+    counts = {name: max(value, verified[name]) for name, value in verdict.document().items()}
+    return {**counts, "transactions": field.storm.transactions, "findings": findings}
+
+
+@contextmanager
+def _field(folder: Path, chance: Random, seed: int) -> Iterator[tuple[Field, Spectator]]:
+    """Start servers, ways, instances and load."""
+    with ExitStack() as stack:
+        postgres = stack.enter_context(PostgresServer())
+        to_postgres = stack.enter_context(Proxy(postgres.port))
+        kafka, to_kafka = stack.enter_context(proxied_kafka())
+        _role(postgres)
+        pipeline = stack.enter_context(Pipeline(folder, "chaos", postgres.dsn("chaos"), kafka.bootstrap_servers))
+        own = make_conninfo(pipeline.dsn, user=ROLE, password=PASSWORD, host=LOOPBACK, port=str(to_postgres.port))
+        pipeline.set(postgres__dsn=own, postgres__admin_dsn=pipeline.dsn)
+        pipeline.settings["kafka.bootstrap.servers"] = f"{LOOPBACK}:{to_kafka.port}"
+        pipeline.init()
+        storm = stack.enter_context(Storm(pipeline.dsn, seed, writers=4, pause_s=0.2))
+        spectator = stack.enter_context(Spectator(pipeline))
+        keeper = stack.enter_context(Keeper(pipeline, chance))
+        yield Field(pipeline, keeper, storm, chance, postgres, kafka, to_postgres, to_kafka, ROLE), spectator
+
+
+def _role(postgres: PostgresServer) -> None:
+    """Make a database, and a role that has to give its password, as the pipeline's does."""
+    hba = postgres.data / "pg_hba.conf"
+    lines = "".join(f"host {database} {ROLE} {LOOPBACK}/32 scram-sha-256\n" for database in ("all", "replication"))
+    hba.write_text(lines + hba.read_text())
+    with psycopg.connect(postgres.dsn(), autocommit=True) as admin:
+        admin.execute("SELECT pg_reload_conf()")
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(sql.Identifier(ROLE), PASSWORD))
+        admin.execute("CREATE DATABASE chaos")
