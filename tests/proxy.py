@@ -119,7 +119,7 @@ class Proxy:
         for each in readable:
             if each is self._listener:
                 self._accept()
-            elif reading[each] in self._ways:
+            elif reading[each] in self._ways and not self._swallowing.is_set():  # an end that came since is swallowed, too
                 self._read(reading[each])
         for each in writable:
             if writing[each] in self._ways:
