@@ -81,7 +81,10 @@ class PositionTopic:
         return self._topics.create(self.topic, Create(1, replication_factor, min_insync_replicas), CONFIG, waiting)
 
     def verify(self, waiting: Waiting) -> None:
-        """Raise KafkaRefused unless the topic is there, is ours to use, and keeps the last position whatever happens."""
+        """Raise KafkaRefused unless the topic is there, is ours to use, and keeps the last position whatever happens.
+
+        Raises Retriable while too few replicas are in sync for a commit.
+        """
         found = self._topics.describe([self.topic], waiting)[self.topic]
         if isinstance(found, Fault):
             if found.code in MISSING:
@@ -91,6 +94,11 @@ class PositionTopic:
         for wrong, fix in flaws(found):
             msg = f"the position topic {self.topic!r} is not safe: {wrong}"
             raise KafkaRefused(msg, fix)
+        needed = min(int(found.config.get("min.insync.replicas", "1")), found.replication_factor)
+        if found.in_sync < needed:
+            # The client only says that its records timed out, and waits for the fence without a word.
+            msg = f"the position topic {self.topic!r} has {found.in_sync} of {needed} replicas in sync (NOT_ENOUGH_REPLICAS)"
+            raise Retriable(msg, "bring the missing brokers back: min.insync.replicas asks for them, and nothing can be committed before")
 
     def peek(self, waiting: Waiting) -> Position | None:
         """Return the last position that a reader sees now; an open Kafka transaction may hide a newer one."""

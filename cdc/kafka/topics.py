@@ -57,7 +57,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as described: `replication_factor` is its least, `config` what is in force, `writable` our right to write."""
+    """A topic as described: `replication_factor` and `in_sync` are its least, `config` what is in force, `writable` our right to write."""
 
     name: str
     partitions: int
@@ -65,6 +65,7 @@ class Topic:
     config: Mapping[str, str]
     readable: bool
     writable: bool
+    in_sync: int = 1
 
 
 class Topics:
@@ -257,6 +258,7 @@ def _topic(name: str, description: Any, entries: Mapping[str, Any]) -> Topic:  #
         config={key: entry.value for key, entry in entries.items() if entry.value is not None},
         readable=allowed is None or AclOperation.READ in allowed,
         writable=allowed is None or AclOperation.WRITE in allowed,
+        in_sync=min((len(partition.isr) for partition in description.partitions), default=0),
     )
 
 
