@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests wait for servers half of the time: one worker more than the two cores of a small machine. 0 runs them in one process.
 WORKERS ?= 3
 
-.PHONY: setup demo test lint crash chaos soak bench guard
+.PHONY: setup demo test test-matrix lint crash chaos soak bench guard
 
 # Where PYTHONDONTWRITEBYTECODE is set, each start of cdc would compile all of it anew and take half as long again.
 setup: $(STAMP)
@@ -25,6 +25,16 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Those that need servers, on each version of PostgreSQL that we promise; VERSIONS="14 18" takes some of them.
+VERSIONS ?= 14 15 16 17 18
+
+test-matrix: setup
+	@failed=; for version in $(VERSIONS); do \
+		echo "PostgreSQL $$version"; \
+		TEST_POSTGRES_VERSION=$$version $(BIN)/python -m pytest -m "servers and not soak" -n $(WORKERS) --dist worksteal $(ARGS) \
+			|| failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed on PostgreSQL$$failed"; exit 1; }
 
 lint: setup
 	$(BIN)/ruff check

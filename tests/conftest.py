@@ -1,7 +1,7 @@
 """Servers for tests: one PostgreSQL and one Kafka for the whole run, a database and a name of its own for each test.
 
 TEST_POSTGRES_DSN and TEST_KAFKA_BOOTSTRAP name servers that somebody else started. A server that can't be had skips its tests
-at home and fails them in CI.
+at home and fails them in CI. TEST_POSTGRES_VERSION is the version of ours.
 
 `--json` ends the run with one line, a JSON object of what its tests measured.
 """
@@ -28,7 +28,7 @@ from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.postgres import PostgresServer
 from cdc.devstack.server import Server
 from cdc.errors import CdcError
-from tests.pipeline import Pipeline
+from tests.pipeline import POSTGRES_VERSION, Pipeline
 
 Kind = TypeVar("Kind", bound=Server)
 
@@ -118,7 +118,7 @@ def postgres_dsn() -> Iterator[str]:
     if own:
         yield own
         return
-    with running(PostgresServer()) as server:
+    with running(PostgresServer(version=POSTGRES_VERSION)) as server:
         yield server.dsn()
 
 
@@ -217,7 +217,7 @@ def spare_kafka(_spare_kafka: KafkaBroker) -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="session")
 def _spare_postgres() -> Iterator[PostgresServer]:
-    with running(PostgresServer()) as server:
+    with running(PostgresServer(version=POSTGRES_VERSION)) as server:
         yield server
 
 

@@ -34,9 +34,13 @@ from psycopg import sql
 
 from cdc.avro import folder as schema_folder
 from cdc.cli import main
+from cdc.devstack.postgres import NEWEST
 from cdc.devstack.process import held_ports, port_of, start
 from cdc.position import Lsn
 from tests.waiting import POLL_S, wait_for
+
+POSTGRES_VERSION = int(os.environ.get("TEST_POSTGRES_VERSION", NEWEST))
+"""Of the servers that tests share; `make test-matrix` runs them on each."""
 
 READY_WITHIN_S = 60.0
 """Starting an interpreter takes a second, and ten on a machine that is busy with other tests."""

@@ -27,7 +27,7 @@ from tests.crash.keeper import Keeper
 from tests.crash.rounds import DRAIN_S, clean
 from tests.crash.spectator import Spectator
 from tests.crash.storm import CANARY, Storm, judged
-from tests.pipeline import Pipeline
+from tests.pipeline import POSTGRES_VERSION, Pipeline
 from tests.proxy import Proxy, proxied_kafka
 
 ROLE = "cdc_chaos"
@@ -113,7 +113,7 @@ def _verdict(field: Field, spectator: Spectator) -> dict[str, Any]:
 def _field(folder: Path, chance: Random, seed: int) -> Iterator[tuple[Field, Spectator]]:
     """Start servers, ways, instances and load."""
     with ExitStack() as stack:
-        postgres = stack.enter_context(PostgresServer())
+        postgres = stack.enter_context(PostgresServer(version=POSTGRES_VERSION))
         to_postgres = stack.enter_context(Proxy(postgres.port))
         kafka, to_kafka = stack.enter_context(proxied_kafka())
         _role(postgres)

@@ -93,7 +93,7 @@ def test_the_largest_record_that_fits_is_taken(kafka: str, unique: str) -> None:
     made.close()
 
 
-def test_case_91_a_full_local_queue_keeps_order_and_memory(kafka: str, unique: str) -> None:
+def test_field_case_91_a_full_local_queue_keeps_order_and_memory(kafka: str, unique: str) -> None:
     made = publisher(kafka, unique, {"queue.buffering.max.messages": 1000})
     name = topic(made, f"{unique}.many")
     made.recover(nothing)
@@ -106,7 +106,7 @@ def test_case_91_a_full_local_queue_keeps_order_and_memory(kafka: str, unique: s
     made.close()
 
 
-def test_case_84_begin_produce_abort_never_gets_stuck(made: KafkaPublisher, kafka: str, unique: str) -> None:
+def test_field_case_84_begin_produce_abort_never_gets_stuck(made: KafkaPublisher, kafka: str, unique: str) -> None:
     name = topic(made, f"{unique}.loop")
     kept = []
     for number in range(20):
@@ -240,7 +240,7 @@ def test_no_topic_is_made_by_accident(own: KafkaPublisher, unique: str) -> None:
         own.route(f"{unique}.accident", nothing)
 
 
-def test_case_79_a_transaction_that_the_broker_timed_out_is_fenced(broker: KafkaBroker, unique: str) -> None:
+def test_field_case_79_a_transaction_that_the_broker_timed_out_is_fenced(broker: KafkaBroker, unique: str) -> None:
     made = publisher(broker.bootstrap_servers, unique, {"transaction.timeout.ms": 1000})
     name = topic(made, f"{unique}.slow")
     made.recover(nothing)
@@ -262,7 +262,7 @@ def test_case_79_a_transaction_that_the_broker_timed_out_is_fenced(broker: Kafka
 
 
 @pytest.mark.parametrize("successor", [False, True])
-def test_case_87_an_expired_transactional_id_goes_through_the_door(own: KafkaPublisher, unique: str, successor: bool) -> None:
+def test_field_case_87_an_expired_transactional_id_goes_through_the_door(own: KafkaPublisher, unique: str, successor: bool) -> None:
     name = topic(own, f"{unique}.expired")
     own.recover(nothing)
     own.commit(at(1), nothing)
@@ -356,7 +356,7 @@ def test_a_broker_that_is_away_is_waited_for_and_found_again(
     assert values(broker.bootstrap_servers, [name], 1) == [b"kept"]
 
 
-def test_case_78_a_foreign_producer_with_our_id_is_noticed_at_once(own: KafkaPublisher, broker: KafkaBroker, unique: str) -> None:
+def test_field_case_78_a_foreign_producer_with_our_id_is_noticed_at_once(own: KafkaPublisher, broker: KafkaBroker, unique: str) -> None:
     name = topic(own, f"{unique}.stolen")
     own.recover(nothing)
     own.commit(at(1), nothing)
@@ -374,7 +374,7 @@ def test_case_78_a_foreign_producer_with_our_id_is_noticed_at_once(own: KafkaPub
     assert own.recover(nothing) == at(1)
 
 
-def test_case_77_a_fence_that_never_succeeds_names_its_likely_cause(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_field_case_77_a_fence_that_never_succeeds_names_its_likely_cause(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "INIT_PATIENCE_S", 3.0)
     with KafkaBroker(properties={"transaction.state.log.replication.factor": "3"}) as lonely:
         made = publisher(lonely.bootstrap_servers, unique)
