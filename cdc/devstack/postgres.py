@@ -100,6 +100,19 @@ class PostgresServer(Server):
             msg = f"initdb of PostgreSQL {self.version} failed: {done.stderr.decode(errors='replace').strip()[-300:]}"
             raise CdcError(msg)
 
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file of the data directory that only the server may read, as it wants it of a key; `prepare` comes first."""
+        path = self.data / name
+        path.write_bytes(content)
+        path.chmod(0o600)
+        if self._user is not None:
+            os.chown(path, self._user, self._user)
+
+    def reload(self) -> None:
+        """Let it read its configuration, its access rules and its certificates again, as `pg_ctl reload` does: soon, not at once."""
+        if self._process is not None and self.pid is not None:
+            self._process.send_signal(signal.SIGHUP)
+
     def stop(self, mode: Literal["fast", "immediate", "smart"] = "fast") -> None:
         """Stop the server as `pg_ctl stop -m MODE` does; SIGKILL when it takes too long."""
         self._end(SIGNALS[mode])

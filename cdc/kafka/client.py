@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from cdc.errors import CdcError, ConfigurationError, KafkaRefused, Retriable
-from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
+from cdc.errors import CdcError, ConfigurationError, KafkaRefused
+from cdc.kafka.faults import Code, Fault, Remedy, exception, out_of_reach, remedy
 from cdc.kafka.properties import Properties
 
 Waiting = Callable[[], None]
@@ -81,6 +81,9 @@ UNKNOWN_TO_BROKER = frozenset(
 )
 """Errors that only a client's event tells, while its requests merely time out: the broker does not know us."""
 
+KEY_FIX = 'see kafka."ssl.key.location" and "ssl.key.password": a key in PEM, the one of "ssl.certificate.location"'
+"""What to do about a private key that cannot be read; OpenSSL does not say whether it is the file or its password."""
+
 CALLBACK_S = 0.1
 """How long the callback that brought an answer may take to return."""
 
@@ -96,15 +99,17 @@ TRANSACTION_FAILED = "TXNERR"
 
 
 class Notes:
-    """What a client reported on its own, from whichever thread: the last error, a refusal for good, a doomed Kafka transaction.
+    """What a client reported on its own, from whichever thread.
 
-    librdkafka tells the last one by a line of its log only. The commit's own answer comes with the end of the transaction
-    timeout, when batches of the same partition were on their way behind the one that failed: they wait for a new epoch, which
-    only an abort brings, and the commit waits for them.
+    That is the last error, the last one that gives a reason, a refusal for good, and a doomed Kafka transaction. librdkafka
+    tells the latter by a line of its log only. The commit's own answer comes with the end of the transaction timeout, when
+    batches of the same partition were on their way behind the one that failed: they wait for a new epoch, which only an abort
+    brings, and the commit waits for them.
     """
 
     def __init__(self) -> None:
         self.last: Fault | None = None
+        self.reason: Fault | None = None
         self.refusal: Fault | None = None
         self.doomed: Fault | None = None
 
@@ -112,6 +117,8 @@ class Notes:
         """Take an error event (librdkafka's error_cb)."""
         fault = fault_of(error)
         self.last = fault
+        if fault.code != Code.ALL_BROKERS_DOWN:
+            self.reason = fault  # that all brokers are down is told beside it, as often
         if fault.code in UNKNOWN_TO_BROKER:
             self.refusal = fault
 
@@ -137,7 +144,7 @@ def make(kind: Callable[..., Client], properties: Properties, notes: Notes) -> C
     except KafkaException as error:
         fault = fault_of(error.args[0])
         msg = f"the kafka table of the settings is not accepted: {fault.text}"
-        raise ConfigurationError(msg, "see librdkafka's CONFIGURATION.md") from None
+        raise ConfigurationError(msg, KEY_FIX if "ssl.key" in fault.text else "see librdkafka's CONFIGURATION.md") from None
 
 
 def meet(producer: Producer, topic: str) -> None:
@@ -173,8 +180,7 @@ def answer(future: Future[Answer], client: Polled, notes: Notes, waiting: Waitin
             notes.check(doing)
             waiting()
         if notes.last is not None and notes.last.code == Code.ALL_BROKERS_DOWN and time.monotonic() - began >= AWAY_S:
-            msg = f"no Kafka broker can be reached, while {doing} ({notes.last.text})"
-            raise Retriable(msg)
+            raise out_of_reach(notes.reason, doing)
 
 
 def unanswered(fault: Fault, notes: Notes, doing: str) -> CdcError:
@@ -182,7 +188,7 @@ def unanswered(fault: Fault, notes: Notes, doing: str) -> CdcError:
     error = exception(fault, doing, transactional=False)
     if isinstance(error, KafkaRefused) or notes.last is None or fault.code not in {Code.TIMED_OUT, Code.TRANSPORT}:
         return error
-    return type(error)(f"{error.what} ({notes.last})", error.fix)
+    return type(error)(f"{error.what} ({notes.reason or notes.last})", error.fix or out_of_reach(notes.reason, doing).fix)
 
 
 _retired: queue.SimpleQueue[list[object]] = queue.SimpleQueue()

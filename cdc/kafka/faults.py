@@ -183,3 +183,32 @@ def exception(fault: Fault, doing: str, *, transactional: bool) -> CdcError:
     if transactional and fault.code in REFUSALS:
         return Poisoned(what)
     return Fenced(what) if fault.code in FENCES else Retriable(what)
+
+
+_BROKERS_CERTIFICATE = (
+    'see kafka."ssl.ca.location"; if it names the right authority, the broker\'s certificate has expired, or has another name'
+    ' than "bootstrap.servers"'
+)
+_OUR_CERTIFICATE = (
+    'see kafka."ssl.certificate.location" and "ssl.key.location": the listener wants a certificate that it can trust,'
+    " and not an expired one"
+)
+
+JUDGEMENTS: dict[str, str] = {
+    "certificate verify failed": _BROKERS_CERTIFICATE,
+    "alert certificate": _OUR_CERTIFICATE,
+    "alert bad certificate": _OUR_CERTIFICATE,
+    "alert unknown ca": _OUR_CERTIFICATE,
+}
+"""OpenSSL's words, which have no codes of their own -> what to do. A judgement about a certificate is as final as one about a
+password; that a broker hangs up is not: one that is being stopped does the same as one that does not speak our protocol."""
+
+
+def out_of_reach(fault: Fault | None, doing: str) -> CdcError:
+    """Return what to raise when no broker can be reached; `fault` is the last reason that was heard, if any was."""
+    why = "each hangs up and does not say why" if fault is None else fault.text
+    what = f"no Kafka broker can be reached, while {doing} ({why})"
+    for words, fix in JUDGEMENTS.items():
+        if words in why:
+            return KafkaRefused(what, fix)
+    return Retriable(what, 'start the broker, or correct kafka."bootstrap.servers" or "security.protocol"')

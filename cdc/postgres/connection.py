@@ -88,7 +88,7 @@ def result_error(result: pq.abc.PGresult, doing: str) -> CdcError:
 
 REFUSALS = {
     "28P01": "correct the user or the password in postgres.dsn",
-    "28000": "correct the user in postgres.dsn, or allow the connection in pg_hba.conf",
+    "28000": "correct the user or sslmode in postgres.dsn, or allow the connection in pg_hba.conf",
     "3D000": "correct the database in postgres.dsn",
     "42501": "grant it: `cdc init --sql` prints what the role needs",
     "42704": "run `cdc init`",
@@ -109,12 +109,36 @@ _CONNECTING = (
 )
 """Refusals while connecting: libpq gives their text only."""
 
+_OUR_CERTIFICATE = "see sslcert and sslkey in postgres.dsn: the server wants a certificate that its ssl_ca_file knows, not an expired one"
+_FILES = "see sslcert, sslkey, sslpassword and sslrootcert in postgres.dsn: files that exist, the key readable by us alone"
+
+_TLS: tuple[tuple[str, type[CdcError], str], ...] = (
+    (
+        "certificate verify failed",
+        PostgresRefused,
+        "see sslrootcert in postgres.dsn; if it names the right authority, the server's certificate has expired",
+    ),
+    ("does not match host name", PostgresRefused, "set host in postgres.dsn to a name that the server's certificate has"),
+    ("requires a valid client certificate", PostgresRefused, _OUR_CERTIFICATE),
+    ("alert certificate", PostgresRefused, _OUR_CERTIFICATE),
+    ("alert bad certificate", PostgresRefused, _OUR_CERTIFICATE),
+    ("alert unknown ca", PostgresRefused, _OUR_CERTIFICATE),
+    ("certificate authentication failed", PostgresRefused, "the certificate's common name has to be the role, or pg_ident.conf maps it"),
+    ("does not support SSL", PostgresRefused, "set ssl = on in postgresql.conf, or correct sslmode in postgres.dsn"),
+    ("private key file", ConfigurationError, _FILES),
+    ("certificate file", ConfigurationError, _FILES),
+)
+"""Words of libpq and OpenSSL, which have no SQLSTATE: a judgement about a certificate is as final as one about a password."""
+
 
 def remedy(sqlstate: str | None, text: str, doing: str) -> CdcError:
     """Decide what an error of PostgreSQL calls for: what no waiting heals is refused, all else is tried again."""
     if sqlstate is None:
         sqlstate = next((state for first, then, state in _CONNECTING if first in text and then in text), None)
     what = f"PostgreSQL, {doing}: {text}"
+    for words, kind, fix in _TLS if sqlstate is None else ():
+        if words in text:
+            return kind(what, fix)
     if "wal_level" in text:
         return PostgresRefused(what, "set wal_level = logical in postgresql.conf and restart PostgreSQL")
     if sqlstate in REFUSALS:
@@ -125,9 +149,13 @@ def remedy(sqlstate: str | None, text: str, doing: str) -> CdcError:
     return Retriable(what)
 
 
+_ADVICE = ("\t", "DETAIL:", "HINT:", "Either provide")
+"""How libpq begins the lines that say what one might do."""
+
+
 def _text(error: psycopg.Error) -> str:
     """Return the line that says what is wrong; libpq has details and hints below it, and they do not say where."""
     if error.diag.message_primary:
         return error.diag.message_primary
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("\t", "DETAIL:", "HINT:"))]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(_ADVICE)]
     return lines[-1] if lines else type(error).__name__
