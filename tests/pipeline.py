@@ -127,6 +127,11 @@ def sizes(short: object, full: object) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("size", [pytest.param(short, id="short"), pytest.param(full, id="full", marks=marks)])
 
 
+def since(version: int) -> pytest.MarkDecorator:
+    """Skip a test where the shared servers are older than what it is about."""
+    return pytest.mark.skipif(version > POSTGRES_VERSION, reason=f"PostgreSQL has it since {version}")
+
+
 def write_schemas(folder: Path, schemas: Mapping[str, Mapping[str, Any]] | None = None, *, locked: bool = True) -> None:
     """Write version 1 of each subject, and lock it."""
     for subject, schema in (schemas or {"Thing": SCHEMA}).items():

@@ -17,7 +17,7 @@ from cdc.devstack.postgres import PostgresServer
 from cdc.devstack.process import LOOPBACK
 from tests.conftest import Pipelines, drop_database
 from tests.inside import refusal, streaming
-from tests.pipeline import Pipeline, follow, sizes
+from tests.pipeline import Pipeline, follow, since, sizes
 from tests.proxy import Proxy
 from tests.waiting import wait_for
 
@@ -133,6 +133,7 @@ def test_field_22_a_lost_slot(pipelines: Pipelines, spare_postgres: PostgresServ
             pipeline.wait_numbers([1, 2])
 
 
+@since(18)
 def test_field_22_a_slot_that_was_idle_for_too_long(
     pipelines: Pipelines, spare_postgres: PostgresServer, spare_database: str, kafka: str
 ) -> None:
@@ -360,6 +361,7 @@ def test_field_60_a_column_that_is_generated_is_refused_by_name(pipeline_of: Pip
 # 61
 
 
+@since(15)
 def test_field_61_a_column_list_that_is_shorter_than_the_table(pipeline_of: Pipeline) -> None:
     """A needed column is missed by name; one that nobody needs is not; the values are found by name, whatever their order."""
     pipeline = pipeline_of
