@@ -60,7 +60,8 @@ def test_field_case_137_what_was_published_since_the_bookmark_comes_again_and_li
     document = slot(pipeline, "rewind", "before")
     figures["rewind_seconds"] = round(time.monotonic() - began, 1)
     assert document["end_lsn"] == kept["lsn"]
-    assert pipeline.execute("SELECT failover FROM pg_replication_slots WHERE slot_name = %s", (pipeline.slot_name,)) == [(True,)]
+    if pipeline.connection.info.server_version >= 170_000:
+        assert pipeline.execute("SELECT failover FROM pg_replication_slots WHERE slot_name = %s", (pipeline.slot_name,)) == [(True,)]
     pipeline.insert(size, size + 9)
     wait_for(lambda: len(pipeline.events()) == len(firsts) + size + 10, 60, "all came again, and the live rows")
     events = pipeline.events()[len(firsts) :]
