@@ -197,4 +197,5 @@ def _identifier(name: str) -> str:
 
 
 def _literal(text: str) -> str:
-    return sql.quote(text)
+    """Quote a text for a replication command: a backslash is itself there, and E'..' is not known (repl_scanner.l)."""
+    return "'" + text.replace("'", "''") + "'"

@@ -49,8 +49,13 @@ def keep_rows_sql(table: Table) -> list[str]:
 
 def keep_rows_if_partitioned_sql(table: Table) -> str:
     """Return one statement that does so only if the table is partitioned: for a script that is written without a look at it."""
-    statement = sql.SQL(
-        "DO $if$ BEGIN\n    IF (SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = {}::regclass) THEN\n{}\n    END IF;\nEND $if$"
-    )
-    body = "\n".join(f"        EXECUTE $do${each}$do$;" for each in keep_rows_sql(table))
-    return statement.format(sql.SQL(sql.quote(str(table))), sql.SQL(body)).as_string()
+    body = "\n".join(f"        EXECUTE {_dollar_quoted('do', each)};" for each in keep_rows_sql(table))
+    partitioned = f"SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = {sql.quote(str(table))}::regclass"  # noqa: S608 - quoted
+    return "DO " + _dollar_quoted("if", f" BEGIN\n    IF ({partitioned}) THEN\n{body}\n    END IF;\nEND ")
+
+
+def _dollar_quoted(tag: str, text: str) -> str:
+    """Quote a text so that people can read it, by a tag that it does not hold: the table's name may be anything."""
+    while f"${tag}$" in text:
+        tag += "_"
+    return f"${tag}${text}${tag}$"
