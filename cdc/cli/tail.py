@@ -15,7 +15,7 @@ from cdc.avro.masking import MASK, masked
 from cdc.avro.registry import Registry
 from cdc.cli.options import Config, Json, Sets, settings_from
 from cdc.cli.output import say
-from cdc.errors import InvalidEvent, KafkaRefused
+from cdc.errors import InvalidEvent, KafkaRefused, Retriable
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.outbox.mapping import topics_of
@@ -44,6 +44,8 @@ def tail(
                 return
     except KeyboardInterrupt:
         return
+    except Retriable as error:
+        raise KafkaRefused(error.what, error.fix or 'start the broker, or correct kafka."bootstrap.servers"') from error
     finally:
         subscriber.close()
 

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 
 from cdc.errors import KafkaRefused, Retriable
-from cdc.kafka.client import REQUEST_TIMEOUT_S, Notes, Waiting, answer, fault_of, make, retire_after, unanswered
+from cdc.kafka.client import REQUEST_TIMEOUT_S, Notes, Waiting, answer, fault_of, make, raised, retire_after, unanswered
 from cdc.kafka.faults import Code, Fault, Remedy, exception, remedy
 from cdc.kafka.limits import name_fault
 from cdc.kafka.properties import Properties
@@ -93,9 +93,12 @@ class Topics:
         return str(self._answer(future, waiting, "asking for the cluster's id").cluster_id)
 
     def names(self, waiting: Waiting) -> list[str]:
-        """Return the names of all topics that we may see."""
-        waiting()
-        return sorted(self._client().list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+        """Return the names of all topics that we may see; raises Retriable or KafkaRefused, soon, while there is no broker to ask."""
+        self.cluster_id(waiting)  # an answer that is waited for as every other one, and says what is wrong
+        try:
+            return sorted(self._client().list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+        except KafkaException as error:
+            raise raised(error, "listing the topics", transactional=False) from None
 
     def brokers(self, waiting: Waiting) -> list[int]:
         """Return the ids of the brokers that are up."""
