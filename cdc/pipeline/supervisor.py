@@ -78,6 +78,10 @@ FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 STALLED_S = 5.0
 """A turn of the loop that waits for Kafka for so long is shown: commits take milliseconds, and a reader of the topics waits too."""
 
+FENCED_PAUSE_S = 2.0
+"""Before we fence in turn: whoever fenced us may be an operator's command that has yet to write that it holds the pipeline. Without
+it the two fence each other until one gives up."""
+
 POISONED_TIMES = 3
 """Kafka transactions that the broker refuses for good, without progress and without a row to blame, before it is an error."""
 
@@ -185,7 +189,8 @@ class Supervisor:
             self._consider(error)
             self._attempt += 1
             self._turn(State.BACKOFF, str(error))
-            self._pause(self._backoff(self._attempt))
+            pause_s = self._backoff(self._attempt)
+            self._pause(max(pause_s, FENCED_PAUSE_S) if isinstance(error, Fenced) else pause_s)
 
     def _passage(self) -> None:
         source, publisher, name = self._source, self._publisher, self._identity

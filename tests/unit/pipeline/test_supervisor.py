@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from cdc.errors import (
 from cdc.pipeline.ports import Waiting
 from cdc.pipeline.relay import Relay
 from cdc.pipeline.supervisor import (
+    FENCED_PAUSE_S,
     FENCED_TIMES,
     FENCED_WITHIN_S,
     HELD_POLL_S,
@@ -69,7 +70,7 @@ class Turning:
 class Stage:
     """A supervisor between ports that a test writes for; it stops after so many steps of the relay."""
 
-    def __init__(self, steps: int = 1) -> None:
+    def __init__(self, steps: int = 1, backoff: Callable[[int], float] = lambda attempt: attempt * 10.0) -> None:
         self.world = World()
         self.log, self.kafka, self.heard = Log(self.world), Kafka(self.world), Heard()
         self.steps = steps
@@ -84,7 +85,7 @@ class Stage:
             relay=self._relay,
             refresh=lambda: self.world.called("refresh"),
             observer=self.heard,
-            backoff=lambda attempt: attempt * 10.0,
+            backoff=backoff,
             clock=self.world.clock,
             stopping=self._stopping,
             pause=self.world.pause,
@@ -288,6 +289,12 @@ def test_fenced_three_times_within_a_minute_somebody_has_our_name() -> None:
         stage.run(step=[Fenced("fenced")] * FENCED_TIMES)
     assert caught.value.exit_code == 6
     assert stage.pauses == [10.0, 20.0]
+
+
+def test_whoever_fenced_us_has_time_to_say_that_it_holds_the_pipeline() -> None:
+    stage = Stage(steps=3, backoff=lambda attempt: 0.1 * attempt)
+    stage.run(step=[Fenced("fenced"), Retriable("a")])
+    assert stage.pauses == [FENCED_PAUSE_S, 0.2]
 
 
 def test_fenced_now_and_then_is_a_takeover() -> None:
