@@ -202,13 +202,14 @@ def postgres15() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def _spare_kafka() -> Iterator[KafkaBroker]:
-    with running(KafkaBroker()) as broker:
+    # One that was frozen for longer than its session has no leader for a moment, and Kafka loses the ends of transactions then.
+    with running(KafkaBroker(properties={"broker.session.timeout.ms": "30000"})) as broker:
         yield broker
 
 
 @pytest.fixture
 def spare_kafka(_spare_kafka: KafkaBroker) -> Iterator[KafkaBroker]:
-    """A broker that a test may freeze, kill and restart: it runs again afterwards."""
+    """A broker that a test may freeze and restart: it runs again afterwards. One that is killed is let in after 30 s only."""
     yield _spare_kafka
     _spare_kafka.thaw()
     if _spare_kafka.pid is None:

@@ -5,7 +5,10 @@ Rules.
   an EOF is not the end: behind another writer's open Kafka transaction both hide positions that we have committed, and an
   older position publishes everything after it once more.
 - Everything below that end is waited for. While somebody else's Kafka transaction is open on the topic we wait, say so, and
-  then go through the door again; there is no way around it that is safe.
+  then go through the door again; there is no way around it that is safe. It may be one of ours: a coordinator that commits or
+  aborts while a partition has no leader leaves out its marker there, and calls the transaction complete (Kafka 4.4.0,
+  TransactionMarkerChannelManager and KRaftMetadataCache.getPartitionLeaderEndpoint). Which of the two it decided, nobody
+  can be asked: a marker of ours could lose events as well as double them.
 - The topic is compacted, but its active segment never is: a reader from the beginning would read millions of records. So the
   last thousand are read first, then twice as many, and so on.
 """
@@ -206,7 +209,7 @@ class _Reader:
         if seconds < FOREIGN_WARN_S:
             return
         reason = f"topic {self._topic!r} ends at offset {stop}, committed records are seen up to {seen}: "
-        reason += "another producer's Kafka transaction is open there, or the broker does not answer"
+        reason += "a Kafka transaction has no end there (another producer's, or one whose end Kafka lost), or the broker does not answer"
         if not self._warned:
             self._warned = True
             LOG.warning("waiting for the position: %s", reason)

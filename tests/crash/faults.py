@@ -180,7 +180,7 @@ def kafka_restarted(field: Field) -> None:
 
 def kafka_frozen(field: Field) -> None:
     field.kafka.freeze()
-    field.last(0.5, 8)
+    field.last(0.5, 7)
     field.kafka.thaw()
 
 

@@ -26,8 +26,10 @@ QUICK = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
     "transactional.id.expiration.ms": "3000",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    "broker.session.timeout.ms": "30000",
 }
-"""What a broker does after a minute and after a week, after seconds."""
+"""What a broker does after a minute and after a week, after seconds; but one that was frozen for a while still leads its partitions,
+because without a leader Kafka loses the ends of transactions (see docs/operating.md)."""
 
 
 @pytest.fixture(scope="module")

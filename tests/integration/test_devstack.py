@@ -18,6 +18,7 @@ from cdc.devstack.postgres import PostgresServer, client
 from cdc.devstack.process import accepts, children_of, start_time, state_of, wait_gone
 from cdc.devstack.stack import Stack
 from cdc.errors import CdcError
+from tests.conftest import running
 
 pytestmark = pytest.mark.servers
 
@@ -87,16 +88,21 @@ def test_a_setting_is_passed_and_a_wrong_one_is_told(tmp_path: Path) -> None:
     server.close()
 
 
-def test_kafka_comes_back_with_what_it_had(spare_kafka: KafkaBroker, unique: str) -> None:
-    admin = AdminClient({"bootstrap.servers": spare_kafka.bootstrap_servers, "log_level": 0})
+def test_kafka_comes_back_with_what_it_had(unique: str) -> None:
+    with running(KafkaBroker()) as broker:
+        comes_back(broker, unique)
+
+
+def comes_back(broker: KafkaBroker, unique: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
     admin.create_topics([NewTopic(unique, 1)])[unique].result(10)
-    pid, port = spare_kafka.pid, spare_kafka.port
-    spare_kafka.restart()
-    assert spare_kafka.port == port
-    assert spare_kafka.pid != pid
-    spare_kafka.kill()
-    spare_kafka.start()
-    again = AdminClient({"bootstrap.servers": spare_kafka.bootstrap_servers, "log_level": 0})
+    pid, port = broker.pid, broker.port
+    broker.restart()
+    assert broker.port == port
+    assert broker.pid != pid
+    broker.kill()
+    broker.start()
+    again = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
     assert unique in again.list_topics(timeout=10).topics
     again.delete_topics([unique])[unique].result(10)
 
