@@ -13,6 +13,8 @@ from typer.main import get_command
 
 from cdc import errors
 from cdc.cli import COMMANDS, app, load_command
+from cdc.kafka.properties import client_properties
+from cdc.settings import load
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, links
 from tests.docs.states import diagram
 
@@ -144,6 +146,15 @@ def test_commands_in_the_manuals_blocks_can_be_parsed() -> None:
                 words = shlex.split(line.removesuffix("&"), comments=True) if line.startswith("cdc ") else []
                 if words:
                     parse(words[1], words[2:])
+
+
+def test_settings_in_the_manual_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "kafka-password").write_text("x")
+    shown = [block.text for page in PAGES for block in blocks(page) if block.mark == "settings"]
+    for text in shown:
+        (tmp_path / "cdc.toml").write_text(text.replace("/run/secrets/", ""))
+        assert client_properties(load(tmp_path / "cdc.toml", [], {}).kafka)
+    assert shown
 
 
 def test_the_manual_speaks_of_make_targets_that_exist() -> None:

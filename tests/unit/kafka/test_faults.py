@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import Fenced, KafkaRefused, Retriable
 from cdc.kafka.client import fault_of
-from cdc.kafka.faults import FENCES, HINTS, REMEDIES, Code, Fault, Remedy, exception, remedy
+from cdc.kafka.faults import FENCES, HINTS, REMEDIES, Code, Fault, Remedy, exception, out_of_reach, remedy
 
 FLAGS = st.booleans()
 
@@ -62,6 +62,19 @@ def test_a_right_that_is_missing_for_a_topic_depends_on_the_call() -> None:
 def test_reads_are_repeated_while_the_broker_is_away() -> None:
     for code in (Code.TRANSPORT, Code.TIMED_OUT, Code.OFFSET_NOT_AVAILABLE, Code.ALL_BROKERS_DOWN):
         assert remedy(Fault(code, "X", "x", retriable=True), transactional=False) is Remedy.REPEAT
+
+
+def test_a_judgement_about_a_certificate_is_final_and_a_broker_that_hangs_up_is_waited_for() -> None:
+    for words in ("SSL routines::certificate verify failed", "SSL routines::tlsv13 alert certificate required", "tlsv1 alert unknown ca"):
+        found = out_of_reach(Fault(Code.SSL, "_SSL", words), "asking")
+        assert isinstance(found, KafkaRefused)
+        assert "location" in found.fix
+        assert words in found.what
+    hung_up = Fault(Code.TRANSPORT, "_TRANSPORT", "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?")
+    for silent in (hung_up, None):
+        found = out_of_reach(silent, "asking")
+        assert isinstance(found, Retriable)
+        assert "security.protocol" in found.fix
 
 
 def test_flags_are_read_from_the_client() -> None:
