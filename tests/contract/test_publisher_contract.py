@@ -382,7 +382,7 @@ def test_many_records_keep_their_order(world: World) -> None:
     assert values(world, topic, len(sent)) == sent
 
 
-def test_case_75_a_key_meets_the_partition_of_java_clients(world: World) -> None:
+def test_field_case_75_a_key_meets_the_partition_of_java_clients(world: World) -> None:
     topic = world.topic(15)
     keys = [b"TT0124", b"", "\u00e9\u4e2d\U0001f600".encode(), *(str(uuid.UUID(int=number)).encode() for number in range(200))]
     publisher = world.publisher()

@@ -57,7 +57,7 @@ def verified(pipeline: Pipeline) -> dict[str, int]:
 
 
 @sizes("2s", "10s")
-def test_field_13_a_restart_meets_a_slot_that_is_active(pipeline: Pipeline, size: str) -> None:
+def test_field_case_13_a_restart_meets_a_slot_that_is_active(pipeline: Pipeline, size: str) -> None:
     """The host vanished without a word: its walsender holds the slot until it gives up, and nobody ends it before."""
     pipeline.set(postgres__status_interval=size)
     pipeline.init()
@@ -108,7 +108,7 @@ def lose(pipeline: Pipeline) -> None:
     wait_for(lambda: pipeline.execute(state, (pipeline.slot_name,)) == [("lost",)], 30, "the slot is lost")
 
 
-def test_field_22_a_lost_slot(pipelines: Pipelines, spare_postgres: PostgresServer, spare_database: str, kafka: str) -> None:
+def test_field_case_22_a_lost_slot(pipelines: Pipelines, spare_postgres: PostgresServer, spare_database: str, kafka: str) -> None:
     """Before the start, while a process stands still, and while a standby waits: each says so once and ends."""
     with short_of_room(spare_postgres, max_slot_wal_keep_size="16MB"):
         pipeline = pipelines(spare_database, kafka)
@@ -134,7 +134,7 @@ def test_field_22_a_lost_slot(pipelines: Pipelines, spare_postgres: PostgresServ
 
 
 @since(18)
-def test_field_22_a_slot_that_was_idle_for_too_long(
+def test_field_case_22_a_slot_that_was_idle_for_too_long(
     pipelines: Pipelines, spare_postgres: PostgresServer, spare_database: str, kafka: str
 ) -> None:
     pipeline = pipelines(spare_database, kafka)
@@ -189,7 +189,7 @@ def end_backends(pipeline: Pipeline) -> None:
     ],
     ids=["privilege", "password"],
 )
-def test_field_24_what_no_waiting_heals_ends_the_process(guarded: Pipeline, broken: str, words: str) -> None:
+def test_field_case_24_what_no_waiting_heals_ends_the_process(guarded: Pipeline, broken: str, words: str) -> None:
     guarded.started()
     guarded.insert(1)
     guarded.wait_numbers([1])
@@ -201,7 +201,7 @@ def test_field_24_what_no_waiting_heals_ends_the_process(guarded: Pipeline, brok
     assert "another" not in answer.err.replace("another connection", "")
 
 
-def test_field_24_what_heals_is_survived(guarded: Pipeline, spare_postgres: PostgresServer) -> None:
+def test_field_case_24_what_heals_is_survived(guarded: Pipeline, spare_postgres: PostgresServer) -> None:
     """A walsender that was ended, a server that crashed, a connection that was reset in the middle of a message."""
     with Proxy(spare_postgres.port) as proxy:
         dsn = guarded.settings["postgres.dsn"]
@@ -233,7 +233,7 @@ def test_field_24_what_heals_is_survived(guarded: Pipeline, spare_postgres: Post
 
 
 @sizes(6_000, 200_000)
-def test_field_25_the_server_restarts_in_the_middle_of_a_load(
+def test_field_case_25_the_server_restarts_in_the_middle_of_a_load(
     pipelines: Pipelines, spare_postgres: PostgresServer, spare_database: str, kafka: str, size: int
 ) -> None:
     pipeline = pipelines(spare_database, kafka)
@@ -263,7 +263,7 @@ def test_field_25_the_server_restarts_in_the_middle_of_a_load(
 # 52
 
 
-def test_field_52_a_publication_that_was_made_after_the_slot(pipeline_of: Pipeline) -> None:
+def test_field_case_52_a_publication_that_was_made_after_the_slot(pipeline_of: Pipeline) -> None:
     """The bad order by hand ends at once with the way out, on the version that would fail for ever and on the one that would skip."""
     pipeline = pipeline_of
     pipeline.execute(f"CREATE TABLE outbox ({TABLE})")
@@ -285,7 +285,7 @@ def test_field_52_a_publication_that_was_made_after_the_slot(pipeline_of: Pipeli
         pipeline.wait_numbers([5])
 
 
-def test_field_52_init_makes_the_publication_first(pipeline_of: Pipeline) -> None:
+def test_field_case_52_init_makes_the_publication_first(pipeline_of: Pipeline) -> None:
     pipeline_of.init()
     pipeline_of.insert(1, 2)
     with streaming(pipeline_of):
@@ -295,7 +295,7 @@ def test_field_52_init_makes_the_publication_first(pipeline_of: Pipeline) -> Non
 # 56
 
 
-def test_field_56_a_partitioned_outbox(pipeline_of: Pipeline) -> None:
+def test_field_case_56_a_partitioned_outbox(pipeline_of: Pipeline) -> None:
     pipeline = pipeline_of
     columns = TABLE.replace(" PRIMARY KEY", "")
     pipeline.execute(f"CREATE TABLE outbox ({columns}, created_at date DEFAULT '2026-01-15') PARTITION BY RANGE (created_at)")
@@ -325,7 +325,7 @@ def test_field_56_a_partitioned_outbox(pipeline_of: Pipeline) -> None:
 # 58
 
 
-def test_field_58_our_publication_leaves_the_applications_updates_alone(pipeline_of: Pipeline) -> None:
+def test_field_case_58_our_publication_leaves_the_applications_updates_alone(pipeline_of: Pipeline) -> None:
     pipeline = pipeline_of
     pipeline.execute(f"CREATE TABLE outbox ({TABLE.replace(' PRIMARY KEY', '')})")
     pipeline.execute("CREATE TABLE other (id bigint, type text)")
@@ -345,7 +345,7 @@ def test_field_58_our_publication_leaves_the_applications_updates_alone(pipeline
 # 60
 
 
-def test_field_60_a_column_that_is_generated_is_refused_by_name(pipeline_of: Pipeline) -> None:
+def test_field_case_60_a_column_that_is_generated_is_refused_by_name(pipeline_of: Pipeline) -> None:
     """At start too: on a table that became like this afterwards, and whatever publish_generated_columns says."""
     pipeline = pipeline_of
     pipeline.execute(f"CREATE TABLE outbox ({TABLE}, topic_key text GENERATED ALWAYS AS (lower(aggregatetype)) STORED)")
@@ -362,7 +362,7 @@ def test_field_60_a_column_that_is_generated_is_refused_by_name(pipeline_of: Pip
 
 
 @since(15)
-def test_field_61_a_column_list_that_is_shorter_than_the_table(pipeline_of: Pipeline) -> None:
+def test_field_case_61_a_column_list_that_is_shorter_than_the_table(pipeline_of: Pipeline) -> None:
     """A needed column is missed by name; one that nobody needs is not; the values are found by name, whatever their order."""
     pipeline = pipeline_of
     pipeline.execute(f"CREATE TABLE outbox (unused int DEFAULT 7, {TABLE}, tenant int DEFAULT 2)")
@@ -386,7 +386,7 @@ def test_field_61_a_column_list_that_is_shorter_than_the_table(pipeline_of: Pipe
 # 135
 
 
-def test_field_135_a_slot_that_was_dropped_and_recreated(pipeline_of: Pipeline) -> None:
+def test_field_case_135_a_slot_that_was_dropped_and_recreated(pipeline_of: Pipeline) -> None:
     pipeline = pipeline_of
     pipeline.init()
     pipeline.insert(1)

@@ -103,7 +103,7 @@ def test_a_reader_sees_what_is_committed_and_ends(subscriber: Subscriber, produc
     assert subscriber.bounds([unique], nothing) == {(unique, 0): (0, 0), (unique, 1): (0, 2), (unique, 2): (0, 2)}
 
 
-def test_case_116_a_long_run_of_aborted_records_is_passed(subscriber: Subscriber, producer: Producer, unique: str) -> None:
+def test_field_case_116_a_long_run_of_aborted_records_is_passed(subscriber: Subscriber, producer: Producer, unique: str) -> None:
     subscriber.topics.create(unique, Create(1, 1, 1), {}, nothing)
     for _ in range(5):
         producer.begin_transaction()

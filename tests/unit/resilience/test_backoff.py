@@ -12,7 +12,7 @@ UNIT = st.floats(min_value=0, max_value=1, exclude_max=True)
 SECONDS = st.floats(min_value=0, max_value=1e6)
 
 
-def test_case_130_backoff_never_overflows() -> None:
+def test_field_case_130_backoff_never_overflows() -> None:
     backoff = Backoff(0.1, 5.0, random.Random(130).random)
     delays = [backoff(attempt) for attempt in range(1, 5001)]
     assert all(0 <= delay <= 5.0 for delay in delays)

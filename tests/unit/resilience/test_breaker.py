@@ -43,7 +43,7 @@ def test_probe_decides() -> None:
 
 
 @pytest.mark.parametrize("lost_for", [10.0, 19.9])
-def test_case_131_lost_probe_ends_half_open(lost_for: float) -> None:
+def test_field_case_131_lost_probe_ends_half_open(lost_for: float) -> None:
     breaker = opened()
     assert breaker.allows(12.0)
     assert breaker.state(12.0 + lost_for) is State.OPEN
