@@ -337,6 +337,7 @@ POISON = {
     "from the future": Poison({}, {"timestamp_ms": round(time.time() * 1000) + 2 * HOUR_MS}, "route"),
     "null key, compacted topic": Poison({"compacted": True}, {"key": None}, "route"),
     "unknown topic": Poison({}, {"topic": "nowhere"}, "route"),
+    "illegal name": Poison({}, {"topic": "not a name!"}, "route"),
 }
 
 
