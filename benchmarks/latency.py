@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 RATE = 1_000
 """Single-row transactions a second."""
 
-WARM_UP_S = 3
+WARM_UP_S = 6
 """Not counted: connections are made, caches filled."""
 
 TOPIC, FLOOR_TOPIC = "outbox.event.latency{}", "bench.floor{}"

@@ -19,6 +19,10 @@ COMMITS_SHARE = 0.05
 MIN_AGE_S, MAX_AGE_S = 0.02, 1.0
 """Bounds of a batch's age: a row must not wait longer for its neighbours than a person notices."""
 
+SETTLE_SHARE, SETTLE_MAX_S = 0.3, 0.02
+"""How long the rows after a commit wait for company, in parts of what a commit takes: the broker still writes the markers of
+the last Kafka transaction. A new one that comes too early is sent away, and librdkafka tries again only 20 ms later."""
+
 IDLE_INTERVAL_S = 1.0
 """Least time between two Kafka transactions that carry nothing but a position."""
 
@@ -33,6 +37,7 @@ class Batch:
         self.position = position
         self._committed_at = now
         self._commit_s = MIN_AGE_S * COMMITS_SHARE
+        self._usual_s = 0.0
         self._publication = position.publication_fingerprint
         self._clear()
 
@@ -81,6 +86,12 @@ class Batch:
         far = self._end.end_lsn - self.position.end_lsn >= IDLE_BYTES
         return urgent or far or now - self._committed_at >= IDLE_INTERVAL_S
 
+    def settles_in(self, now: float) -> float:
+        """Return the seconds for which the first rows of the next Kafka transaction should wait; 0 when it is under way."""
+        if self.opened_at is not None:
+            return 0.0
+        return max(0.0, self._committed_at + min(self._usual_s * SETTLE_SHARE, SETTLE_MAX_S) - now)
+
     def next(self) -> Position:
         """Return the position to commit with what was produced."""
         end, seen = self._end, self._rows_end
@@ -99,6 +110,8 @@ class Batch:
     def committed(self, position: Position, began: float, now: float) -> None:
         """Start the next batch after `position`; its commit took from `began` to `now`."""
         self._commit_s = now - began
+        # The shortest of the last ones: a commit that met a transaction that was not settled took longer, and counts for nothing.
+        self._usual_s = min(self._commit_s, self._usual_s * 1.1) if self._usual_s else self._commit_s
         self._committed_at = now
         self.position = position
         self._clear()

@@ -106,7 +106,10 @@ class Relay:
     def step(self) -> None:
         """Take what the log has, hand it over, commit when it is time."""
         busy = self._batch.whole
-        items = self._source.receive(0.0 if busy else IDLE_WAIT_S)
+        items = more = self._source.receive(0.0 if busy else IDLE_WAIT_S)
+        while more and len(items) < HELD_ROWS and (left_s := self._batch.settles_in(self._clock())) > 0:
+            more = self._source.receive(left_s)
+            items = [*items, *more]
         self._take(items)
         # An idle advance may be pending when a large transaction begins; a commit now would tear it.
         if not self._inside and self._batch.due(self._clock(), quiet=not items, urgent=self._source.urgent):

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cdc.pipeline.batch import COMMITS_SHARE, IDLE_BYTES, IDLE_INTERVAL_S, MAX_AGE_S, MIN_AGE_S, Batch
+from cdc.pipeline.batch import COMMITS_SHARE, IDLE_BYTES, IDLE_INTERVAL_S, MAX_AGE_S, MIN_AGE_S, SETTLE_MAX_S, SETTLE_SHARE, Batch
 from cdc.position import Lsn, Witness
 from cdc.postgres.transaction import TransactionEnd
 from tests.unit.pipeline.samples import POSITION, position
@@ -122,3 +122,23 @@ def test_the_next_batch_starts_after_the_committed_position() -> None:
     assert [*opened, batch.opened_at] == [NOW, None]
     assert (batch.position, batch.events, batch.dead_letters, batch.whole) == (committed, 0, 0, False)
     assert not batch.due(NOW + 100, quiet=True)
+
+
+def test_the_first_rows_after_a_commit_wait_until_it_has_settled() -> None:
+    batch = made(end(0x110))
+    batch.committed(batch.next(), NOW, NOW + 0.010)
+    after = NOW + 0.010
+    assert batch.settles_in(after) == pytest.approx(SETTLE_SHARE * 0.010)
+    assert batch.settles_in(after + 0.010) == 0
+    batch.open(after)
+    assert batch.settles_in(after) == 0
+
+
+def test_a_commit_that_met_one_that_was_not_settled_counts_for_nothing() -> None:
+    batch = made(end(0x110))
+    for number, took in enumerate((0.010, 0.030, 0.030)):
+        batch.end(end(0x120 + number))
+        batch.committed(batch.next(), NOW, NOW + took)
+    assert batch.settles_in(NOW + 0.030) == pytest.approx(SETTLE_SHARE * 0.0121)
+    batch.committed(batch.next(), NOW, NOW + 60)
+    assert batch.settles_in(NOW + 60) <= SETTLE_MAX_S

@@ -380,3 +380,10 @@ def test_a_record_that_the_broker_refused_is_invalid_by_its_place() -> None:
     assert [record.topic for record in records] == [TOPIC, DEAD, TOPIC]
     assert dict(records[1].headers)["cdc.reason"] == b"refused"
     assert b"INVALID_RECORD: because" in (dict(records[1].headers)["__connect.errors.exception.message"] or b"")
+
+
+def test_rows_that_come_while_a_commit_settles_share_the_next_one() -> None:
+    stage = Stage().steps(transaction(0x110, "a"))
+    stage.relay._batch._usual_s = 1.0
+    stage.steps(transaction(0x120, "b"), transaction(0x130, "c"))
+    assert stage.kept == [["a"], ["b", "c"]]
