@@ -21,6 +21,9 @@ from cdc.postgres.connection import connect_replication, result_error
 READ_FRAMES = 4_000
 """Frames taken in one read: enough to pay for the call, few enough to answer the clock every few tens of milliseconds."""
 
+BUSY_FRAMES, LARGE_READ_FRAMES = 16, 512
+"""A read of fewer frames has emptied the socket; one of more need not become larger."""
+
 OBJECT_IN_USE = "55006"
 """SQLSTATE of START_REPLICATION on a slot that another connection has."""
 
@@ -93,21 +96,32 @@ class PqLink:
         raise result_error(result, "starting replication")
 
     def read(self, limit: int) -> list[bytes]:
-        """See Link."""
-        get = self._pgconn.get_copy_data
+        """See Link. While a backlog is there libpq's buffer is let grow, so that fewer and larger reads empty the socket."""
         frames: list[bytes] = []
         try:
-            self._pgconn.consume_input()
             while len(frames) < limit:
-                length, data = get(1)
-                if length <= 0:
-                    if length < 0:
-                        return self._ended(frames)
+                taken = len(frames)
+                self._pgconn.consume_input()
+                if taken:
+                    self._pgconn.consume_input()  # libpq doubles a buffer that is full when it is asked again
+                if not self._drain(frames, limit):
+                    return self._ended(frames)
+                if not BUSY_FRAMES <= len(frames) - taken < LARGE_READ_FRAMES:
                     break
-                frames.append(bytes(data))
         except psycopg.Error as error:
-            raise self._lost(error) from error
+            if not frames:
+                raise self._lost(error) from error
         return frames
+
+    def _drain(self, frames: list[bytes], limit: int) -> bool:
+        """Take the frames that libpq holds; returns whether the stream goes on."""
+        get, keep = self._pgconn.get_copy_data, frames.append
+        while len(frames) < limit:
+            length, data = get(1)
+            if length <= 0:
+                return length == 0
+            keep(bytes(data))
+        return True
 
     def wait(self, timeout_s: float) -> None:
         """See Link."""
