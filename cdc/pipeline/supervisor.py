@@ -148,6 +148,7 @@ class Supervisor:
         self._refused: dict[bytes, str] = {}
         self._fenced: deque[float] = deque(maxlen=FENCED_TIMES)
         self._unowned = 0
+        self._generation: int | None = None
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._identity.pipeline} {self._state} attempt={self._attempt}>"
@@ -210,6 +211,9 @@ class Supervisor:
         server = source.watch()
         self._own(server)
         position = continuity.prove(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        if position.generation != self._generation:
+            self._fenced.clear()  # a command has changed the position, and fenced us for it; its hold may be over already
+        self._generation = position.generation
         position = continuity.listening(position, name.message_prefix)
         source.start(position)
         self._refused = {place: why for place, why in self._refused.items() if commit_lsn(place) >= position.end_lsn}
