@@ -44,6 +44,9 @@ INVALID_ROWS = (("thing", "Thing", '{"n": "x"}'), ("thing", "Nobody", '{"n": 1}'
 TAKEOVER_S = 60.0
 """For a standby to stream after its predecessor was frozen: the server's timeout, and a start when there was no standby."""
 
+RECOVERED_S = 30.0
+"""For PostgreSQL to go over its log after a crash."""
+
 STOP_S = 25.0
 """For SIGTERM: shutdown_grace is 10 s, and the machine is busy."""
 
@@ -73,6 +76,15 @@ class Field:
     @property
     def _names(self) -> Any:  # noqa: ANN401 - parameters of a query
         return {"slot": self.pipeline.slot_name, "role": self.role}
+
+    def postgres_answers(self) -> bool:
+        """Whether PostgreSQL takes a statement, over a new connection if need be."""
+        try:
+            self.pipeline.execute("SELECT 1")
+        except psycopg.OperationalError:
+            self.pipeline.hang_up()
+            return False
+        return True
 
     def alter_role(self, what: str) -> None:
         """Change the pipeline's role."""
@@ -124,7 +136,7 @@ def zombie(field: Field) -> None:
     port = field.keeper.pick()
     process = field.keeper.signal(port, signal.SIGSTOP)
     try:
-        field.keeper.wait(lambda: field.keeper.owner not in {None, port}, TAKEOVER_S, "the other one takes over")
+        field.keeper.wait(lambda: field.keeper.streams(but=port), TAKEOVER_S, "the other one takes over")
         field.last(0, 2)
     finally:
         process.send_signal(signal.SIGCONT)
@@ -148,7 +160,7 @@ def backend_killed(field: Field) -> None:
     """SIGKILL of one server process: PostgreSQL ends all others and recovers."""
     found = field.pipeline.execute("SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client backend') LIMIT 5")
     os.kill(field.chance.choice(found)[0], signal.SIGKILL)
-    field.pipeline.hang_up()
+    field.keeper.wait(field.postgres_answers, RECOVERED_S, "PostgreSQL has recovered")
 
 
 def postgres_restarted(mode: Literal["fast", "immediate"]) -> Callable[[Field], None]:
@@ -303,11 +315,11 @@ def transaction_prepared(field: Field) -> None:
 
 def table_changed(field: Field) -> None:
     """A column comes and goes, with rows that have it."""
-    field.pipeline.execute("ALTER TABLE outbox ADD COLUMN extra text DEFAULT 'x'")
+    field.pipeline.execute("ALTER TABLE outbox ADD COLUMN IF NOT EXISTS extra text DEFAULT 'x'")
     with _writer(field, KEYS):
         pass
     field.last(0.5, 2)
-    field.pipeline.execute("ALTER TABLE outbox DROP COLUMN extra")
+    field.pipeline.execute("ALTER TABLE outbox DROP COLUMN IF EXISTS extra")
 
 
 def to_postgres(field: Field) -> Proxy:

@@ -86,9 +86,9 @@ class Keeper:
         """The port of the instance that streams."""
         return next((port for port in self._running if self._pipeline.ready(port)), None)
 
-    def streams(self) -> bool:
-        """Whether one of them does."""
-        return self.owner is not None
+    def streams(self, but: int | None = None) -> bool:
+        """Whether one of them does, other than `but`, which is frozen and answers nobody."""
+        return any(self._pipeline.ready(port) for port in self._running if port != but)
 
     def pick(self) -> int:
         """Return the port of the owner, or of any that runs."""

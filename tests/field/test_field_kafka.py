@@ -202,7 +202,9 @@ def steal(pipeline: Pipeline) -> None:
 # 79
 
 
-@pytest.mark.parametrize("how", ["process frozen", "broker frozen", "link stalled", "link cut"])
+@pytest.mark.parametrize(
+    "how", ["process frozen", "broker frozen", *(pytest.param(each, marks=pytest.mark.soak) for each in ("link stalled", "link cut"))]
+)
 def test_field_case_79_a_transaction_that_the_broker_has_timed_out(
     hurried: Pipeline, impatient: tuple[KafkaBroker, Proxy], how: str
 ) -> None:
