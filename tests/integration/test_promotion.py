@@ -147,7 +147,7 @@ def test_a_standby_that_was_promoted_without_the_slot(version: int, pipelines: P
         publish(pipeline, 1, 2, 3, 4)
 
 
-@versions(15)
+@versions()
 def test_two_standbys_that_were_both_promoted(version: int, pipelines: Pipelines, kafka: str, tmp_path: Path) -> None:
     """A split brain: both are timeline 2, and only one of them is the server that was published from."""
     with published(version, pipelines, kafka, tmp_path) as (made, pipeline):
@@ -176,7 +176,7 @@ def test_two_standbys_that_were_both_promoted(version: int, pipelines: Pipelines
         publish(pipeline, 1, 2, 3, 4, 5)
 
 
-@versions(NEWEST)
+@versions()
 def test_a_restore_to_a_point_in_time(version: int, pipelines: Pipelines, kafka: str, tmp_path: Path) -> None:
     with published(version, pipelines, kafka, tmp_path, archive_mode="on", archive_command="cp %p ../archive/%f") as (made, pipeline):
         archive = made.primary.folder / "archive"
