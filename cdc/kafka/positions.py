@@ -81,7 +81,7 @@ class PositionTopic:
 
     def create(self, replication_factor: int, min_insync_replicas: int, waiting: Waiting) -> bool:
         """Create the topic as it must be; return False when it was there already."""
-        return self._topics.create(self.topic, Create(1, replication_factor, min_insync_replicas), CONFIG, waiting)
+        return self._topics.create(self.topic, Create(1, replication_factor, min_insync_replicas), CONFIG, waiting).new
 
     def verify(self, waiting: Waiting) -> None:
         """Raise KafkaRefused unless the topic is there, is ours to use, and keeps the last position whatever happens.

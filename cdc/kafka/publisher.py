@@ -335,8 +335,7 @@ class KafkaPublisher:
         names = {topic, *(name for name, opened in self._routes.items() if opened.route and now >= opened.until)}
         for name, found in self.topics.describe(sorted(names), waiting).items():
             if isinstance(found, Fault) and found.code in MISSING and self._create is not None:
-                self.topics.create(name, self._create, {}, waiting)
-                found = self.topics.describe([name], waiting)[name]  # noqa: PLW2901 - now as it was made
+                found = self.topics.create(name, self._create, {}, waiting).topic  # noqa: PLW2901 - now as it was made
             self._routes[name] = self._open(name, found)
         self._suit()
         return self._routes[topic]

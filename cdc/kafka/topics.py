@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package lists no exports
@@ -66,6 +66,13 @@ class Topic:
     readable: bool
     writable: bool
     in_sync: int = 1
+
+
+class Created(NamedTuple):
+    """A topic as it was made, or as it was there already: then it is not `new`."""
+
+    topic: Topic
+    new: bool
 
 
 class Topics:
@@ -163,8 +170,8 @@ class Topics:
             counts[name] = len(found.partitions)
         return counts
 
-    def create(self, name: str, create: Create, config: Mapping[str, str], waiting: Waiting) -> bool:
-        """Create a topic and wait until it can be described; return False when it was there already."""
+    def create(self, name: str, create: Create, config: Mapping[str, str], waiting: Waiting) -> Created:
+        """Create a topic and wait until it can be described; another broker may still not know it a moment later."""
         topic = NewTopic(
             name,
             num_partitions=create.partitions,
@@ -177,14 +184,14 @@ class Topics:
         if isinstance(outcome, Fault) and outcome.code != Code.TOPIC_ALREADY_EXISTS:
             raise exception(outcome, doing, transactional=False)
         deadline = self._clock() + CREATION_PATIENCE_S
-        while not isinstance(found := self.describe([name], waiting)[name], Topic):
+        while isinstance(found := self.describe([name], waiting)[name], Fault):
             if found.code not in MISSING:
                 raise exception(found, doing, transactional=False)
             if self._clock() >= deadline:
                 msg = f"topic {name!r} was created, but the broker does not show it"
                 raise Retriable(msg)
             self._pause(waiting)
-        return outcome is None
+        return Created(found, outcome is None)
 
     def offsets(self, partitions: Mapping[TopicPartition, OffsetSpec], isolation: Any, waiting: Waiting) -> list[int]:  # noqa: ANN401 - an enum without a public stub
         """Ask the partitions' leaders for offsets (ListOffsets), in the order of `partitions`."""

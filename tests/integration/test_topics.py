@@ -44,8 +44,8 @@ def producer(kafka: str, unique: str) -> Producer:
 
 
 def test_one_question_for_many_topics(topics: Topics, unique: str) -> None:
-    assert topics.create(f"{unique}.a", Create(3, 1, 1), {"retention.ms": "1000"}, nothing)
-    assert not topics.create(f"{unique}.a", Create(5, 1, 1), {}, nothing)
+    assert topics.create(f"{unique}.a", Create(3, 1, 1), {"retention.ms": "1000"}, nothing).new
+    assert not topics.create(f"{unique}.a", Create(5, 1, 1), {}, nothing).new
     found = topics.describe([f"{unique}.a", f"{unique}.missing", "not legal"], nothing)
     there, missing, illegal = (found[name] for name in (f"{unique}.a", f"{unique}.missing", "not legal"))
     assert isinstance(there, Topic)
