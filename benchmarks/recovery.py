@@ -196,6 +196,7 @@ def main() -> int:
                     print(f"{waits[name]:6.2f} s  {name}", file=sys.stderr, flush=True)
                     for process in pipeline.processes[:-1]:
                         pipeline.kill(process)
+            pipeline.hang_up()  # the server was restarted
             [(version,)] = pipeline.execute("SHOW server_version")
         finally:
             for process in pipeline.processes:
