@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from cdc.outbox.router import commit_lsn
 from cdc.pipeline.supervisor import State
 from cdc.position import Lsn, Position
 from cdc.postgres.server import Server
@@ -30,7 +31,7 @@ class ParkedRow(NamedTuple):
     @property
     def commit_lsn(self) -> int:
         """The place of its transaction's commit record."""
-        return int(self.place[4:20], 16)
+        return commit_lsn(self.place)
 
 
 class Parking:

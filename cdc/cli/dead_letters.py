@@ -27,7 +27,7 @@ from cdc.settings import Settings
 
 app = typer.Typer(help="Parked events: list, show, redrive, park.", no_args_is_help=True)
 
-Reason = Annotated[str | None, typer.Option("--reason", metavar="WORD", help="schema, mapping, route, size or tombstone.")]
+Reason = Annotated[str | None, typer.Option("--reason", metavar="WORD", help="schema, mapping, route, size, tombstone or refused.")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The topic that the event was meant for.")]
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Committed at this time or later: 2026-01-31T12:00:00Z.")]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Committed before this time.")]

@@ -16,9 +16,7 @@ from cdc.avro.columns import BYTEA, JSON, TEXT
 from cdc.errors import InvalidEvent
 from cdc.outbox.mapping import KEYS, OutboxMapping
 from cdc.postgres.pgoutput import Column, Relation
-
-NAME: Final = "logical message"
-"""What messages are called where a relation's name would stand."""
+from cdc.postgres.transaction import MESSAGES
 
 _DECODER: Final = json.JSONDecoder()
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
@@ -30,7 +28,7 @@ def relation_of(mapping: OutboxMapping) -> Relation:
     types = {payload: JSON if mapping.payload == "json" else BYTEA, mapping.column("headers"): JSON}
     names = [mapping.column(key) for key in KEYS]
     columns = [name for name in names if "." not in name or name.split(".")[0] not in ("payload", payload)]
-    return Relation(0, "", NAME, "n", tuple(Column(name, types.get(name, TEXT), -1, key=False) for name in columns))
+    return Relation(0, "", MESSAGES.name, "n", tuple(Column(name, types.get(name, TEXT), -1, key=False) for name in columns))
 
 
 def read(content: bytes, relation: Relation) -> tuple[bytes | None, ...]:

@@ -62,7 +62,7 @@ def sequence(generation: int, begin: Begin, ordinal: int) -> str:
     return f"{generation:04x}{begin.final_lsn:016x}{ordinal:08x}"
 
 
-def commit_lsn(place: bytes) -> Lsn:
+def commit_lsn(place: bytes | str) -> Lsn:
     """Return the commit LSN in a `ce_sequence`."""
     return Lsn(int(place[4:20], 16))
 
