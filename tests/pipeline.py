@@ -467,11 +467,11 @@ def consume(bootstrap: str, topics: Sequence[str], isolation: str = "read_commit
         deadline = time.monotonic() + 60
         while left:
             for message in consumer.consume(10_000, 0.05):
-                error = message.error()
-                if error is None:
+                place, error = (str(message.topic()), message.partition() or 0), message.error()
+                if error is None and place in left:  # what came after its end may be a part of a Kafka transaction
                     found.append(_event(message))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard((str(message.topic()), message.partition() or 0))
+                elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(place)
             assert time.monotonic() < deadline, f"{left} did not end"
     return sorted(found, key=lambda event: event[:3])
 

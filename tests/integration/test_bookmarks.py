@@ -13,7 +13,7 @@ from psycopg import sql
 from cdc.devstack.postgres import PostgresServer
 from cdc.position import Lsn
 from tests.conftest import Pipelines, drop_database
-from tests.integration.test_recover import recovered, state, verified
+from tests.integration.test_recover import recovered, ruled, verified
 from tests.pipeline import Event, Pipeline, sizes
 from tests.waiting import wait_for
 
@@ -127,7 +127,7 @@ def test_field_case_133_what_cannot_be_reached_is_refused_with_what_can_and_noth
     pipeline.insert(1, 5)
     pipeline.wait_confirmed()
     kept = slot(pipeline, "bookmark", "here")
-    before = state(pipeline)
+    before = ruled(pipeline)
     refused = pipeline.here("slot", "rewind", "there")
     assert refused.code == 4
     assert f"there is no bookmark 'there'; a slot cannot go back by itself. Within reach: here at {kept['lsn']}" in refused.line
@@ -139,7 +139,7 @@ def test_field_case_133_what_cannot_be_reached_is_refused_with_what_can_and_noth
     twice = pipeline.here("slot", "bookmark", "here")
     assert twice.code == 2
     assert "`cdc slot drop here`" in twice.line
-    assert state(pipeline) == before
+    assert ruled(pipeline) == before
     assert pipeline.ready(), "nothing was disturbed"
     [shown] = slot(pipeline, "list")["bookmarks"]
     assert (shown["name"], shown["slot"], shown["lsn"]) == ("here", f"{pipeline.slot_name}_bookmark_here", kept["lsn"])
