@@ -66,9 +66,9 @@ def cache_dir() -> Path:
     return folder
 
 
-def locked(section: str) -> list[Jar]:
-    """Return a section of the lock, in its order."""
-    return [Jar(**entry) for entry in tomllib.loads(LOCK.read_text())[section]]
+def locked(section: str, lock: Path = LOCK) -> list[Jar]:
+    """Return a section of a lock, in its order."""
+    return [Jar(**entry) for entry in tomllib.loads(lock.read_text())[section]]
 
 
 def fetch(jars: Iterable[Jar]) -> list[Path]:
