@@ -60,6 +60,8 @@ def mapping(settings: Settings) -> OutboxMapping:
         tombstones=settings.outbox.tombstones,
         payload=settings.outbox.payload,
         value=settings.topics.value,
+        headers=settings.topics.headers,
+        placed=settings.topics.placed,
         message_prefix=settings.outbox.message_prefix,
     )
 

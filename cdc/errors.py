@@ -129,7 +129,7 @@ class Fenced(Retriable):
 class Poisoned(Retriable):
     """The broker refused a record for good, and with it the whole Kafka transaction.
 
-    `place` is the `ce_sequence` of the record if it is known (only a passage that looks for it knows), `why` the broker's words.
+    `place` names the record (`cdc.event.name_of`) if it is known (only a passage that looks for it knows), `why` the broker's words.
     """
 
     def __init__(self, what: str, fix: str = "", *, place: bytes | None = None, why: str = "") -> None:

@@ -22,6 +22,17 @@ class Record(NamedTuple):
     partition: int = -1
 
 
+def name_of(record: Record) -> bytes | None:
+    """Return what tells an event from all others of its pipeline: its place, or its id where the headers have no place."""
+    if record.headers and record.headers[0][0] == "id":
+        return BY_ID + (record.headers[0][1] or b"")
+    return next((value for name, value in record.headers if name == "ce_sequence"), None)
+
+
+BY_ID = b"id "
+"""What the name of an event begins with that is told by its id: no place does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A topic as its broker describes it: what a record has to fit.

@@ -16,6 +16,7 @@ unless a row is missing, and no key of a partition is out of order while the par
 Rules.
 - A record that carries a replay marker makes its row visible and is otherwise left out.
 - A place is the text of ce_sequence, which sorts: 4 hex digits of the generation, 16 of the commit LSN, 8 of the ordinal.
+- Headers in Debezium's style tell no place (UNTOLD). Such records are judged by their ids alone: I1 to I3, and I5 by the rows.
 - Findings name ids and places, never a key or a payload, and no more than EXAMPLES of a kind are kept.
 """
 
@@ -48,6 +49,9 @@ EXAMPLES = 10
 TRANSACTION = 20
 """Characters of a place that tell its generation and transaction; the ordinal follows."""
 
+UNTOLD = b""
+"""The place of a record whose style of headers has none."""
+
 PLACE, _HEX = 28, b"0123456789abcdef"
 """Characters of a whole place, and which."""
 
@@ -71,7 +75,7 @@ class Row(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """A record as a read_committed consumer sees it; `place` is None when its ce_sequence is malformed."""
+    """A record as a read_committed consumer sees it; `place` is None when its ce_sequence is malformed, UNTOLD when it needs none."""
 
     id: bytes
     place: bytes | None
@@ -146,7 +150,7 @@ def judge(
     """
     verdict, listed, records = Verdict(), sorted(rows, key=itemgetter(0)), sorted(visible, key=itemgetter(0))
     by_id(verdict, listed, records, limit=limit, complete=complete)
-    placed = [record for record in records if not record.replay and record.place is not None]
+    placed = [record for record in records if not record.replay and record.place]
     by_place(verdict, sorted((record.place or b"", record.id) for record in placed), whole=whole)
     keyed = sorted(((r.topic, r.partition, r.key or b"", r.key is None), r.offset, r.place or b"", r.id) for r in placed)
     by_key(verdict, ((group, place, event) for group, _, place, event in keyed))

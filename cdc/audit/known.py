@@ -74,7 +74,7 @@ def known(  # noqa: PLR0913 - whose records, and where
         record = visible(seen, pipeline, source, dead_letter)
         if record is not None:
             ids.append(record.id)
-            if record.place is not None:
+            if record.place:
                 found.generation = max(found.generation, int(record.place[:4], 16))
         found.records += 1
         if len(ids) >= BATCH:

@@ -35,7 +35,8 @@ from cdc.kafka.limits import fits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Seen
 from cdc.outbox.dead_letter import REDRIVEN, original, transaction
-from cdc.outbox.mapping import OutboxMapping
+from cdc.outbox.mapping import REPLAY_MARKERS, OutboxMapping
+from cdc.outbox.replay import marked
 from cdc.outbox.router import Router
 from cdc.position import Lsn
 from cdc.postgres.catalog import LiveCatalog
@@ -64,6 +65,17 @@ class Redriven(NamedTuple):
     letter: Letter
     topic: str
     late: bool
+
+
+class Newest(NamedTuple):
+    """The last event of a key: its place, or where the headers have none, its commit time."""
+
+    place: str
+    time_ms: int
+
+    def passed(self, letter: Letter) -> bool:
+        """Whether it is newer than a letter."""
+        return self.place > letter.sequence or self.time_ms > letter.timestamp_ms
 
 
 @dataclass(slots=True)
@@ -123,8 +135,7 @@ class Redrive:
         record = self._router(int(letter.sequence[:4], 16)).route(row)
         # A row that its topic refused may have been meant for a wrong one; all others were meant for the topic they name.
         topic = letter.topic if letter.topic and letter.reason != "route" else record.topic
-        mark = ("ce_replay", b"redrive:" + letter.id.encode())
-        event = record._replace(topic=topic, timestamp_ms=0, headers=[*record.headers, mark])
+        event = marked(record._replace(topic=topic, timestamp_ms=0), self.mapping, f"redrive:{letter.id}")
         fits(event, self.publisher.route(topic, nobody_waits), time.time_ns() // 1_000_000)
         headers: list[tuple[str, bytes | None]] = [
             (REDRIVEN, topic.encode()),
@@ -138,9 +149,9 @@ class Redrive:
             self._routers[generation] = Router(self.mapping, self.encoder, generation)
         return self._routers[generation]
 
-    def _newest(self, chosen: Sequence[Letter], keys: set[Key]) -> dict[Key, str]:
+    def _newest(self, chosen: Sequence[Letter], keys: set[Key]) -> dict[Key, Newest]:
         """Return the last place of each key that was published since the first of these rows; replays are older news."""
-        newest = dict.fromkeys(keys, "")
+        newest = dict.fromkeys(keys, Newest("", 0))
         if not newest:
             return newest
         since_ms = min(letter.timestamp_ms for letter in chosen)
@@ -148,14 +159,17 @@ class Redrive:
         for done, seen in enumerate(self.letters.subscriber.read(topics, since_ms=since_ms), 1):
             key = (seen.topic, seen.key)
             if key in newest:
-                headers = dict(seen.headers)
-                place = "" if "ce_replay" in headers else (headers.get("ce_sequence") or b"").decode()
-                newest[key] = max(newest[key], place)
+                headers, (place, time_ms) = dict(seen.headers), newest[key]
+                if not headers.keys() & REPLAY_MARKERS.values():
+                    own = headers.get("ce_sequence")
+                    newest[key] = (
+                        Newest(place, max(time_ms, seen.timestamp_ms)) if own is None else Newest(max(place, own.decode()), time_ms)
+                    )
             if done % STEP == 0:
                 self.progress(STEP)
         return newest
 
-    def _published(self, chosen: Sequence[Letter], newest: dict[Key, str]) -> list[Redriven]:
+    def _published(self, chosen: Sequence[Letter], newest: dict[Key, Newest]) -> list[Redriven]:
         """Encode everything once more, which costs less than to keep it, and publish it."""
         outcome, held = list[Redriven](), list[Record]()
         if not chosen:
@@ -164,7 +178,7 @@ class Redrive:
         try:
             for letter, seen in self.letters.whole(chosen):
                 event, closing = self._encoded(letter, seen)
-                late = event.key is not None and newest[event.topic, event.key] > letter.sequence
+                late = event.key is not None and newest[event.topic, event.key].passed(letter)
                 outcome.append(Redriven(letter, event.topic, late))
                 held += (event, closing)
                 if len(held) >= HANDED_OVER:

@@ -5,7 +5,7 @@ has to pass the end of the log that the snapshot saw, because a row that is not 
 it has come at all. Then the chosen rows, in the order of the log as far as the table tells it, in Kafka transactions.
 
 Rules.
-- Key, id and `ce_time` are those of the row; the marker is `ce_replay: replay:ID`, one ID for each run.
+- Key, id and `ce_time` are those of the row; the marker (`ce_replay`) is `replay:ID`, one ID for each run.
 - A replay stands just below the position that was committed when it began: after all that was published before, and before
   all that is published later. A consumer that goes by places takes it for neither lost nor newer than what is under way.
 - A row that cannot become a record was a dead letter the first time, and is left out and counted.
@@ -127,7 +127,7 @@ class Replay:
         def change(record: Record) -> Record:
             if self.to_topic is not None:
                 record = record._replace(topic=self.to_topic, partition=-1)
-            return marked(record, f"replay:{replay_id}")
+            return marked(record, self.mapping, f"replay:{replay_id}")
 
         def commit() -> None:
             self.publisher.commit(None, nobody_waits)

@@ -157,7 +157,7 @@ class Spool:
             record = record._replace(key=short(record.key))
         self._records.add(record)
         place = record.place
-        if place is not None and not record.replay:
+        if place and not record.replay:
             self._places.add((place, record.id))
             self._order.see((record.topic, record.partition), place)
 
@@ -179,7 +179,7 @@ class Spool:
             return
         with Sorter() as sorter:
             for record in self.by_id():
-                if (record.topic, record.partition) in self._order.suspects and record.place is not None and not record.replay:
+                if (record.topic, record.partition) in self._order.suspects and record.place and not record.replay:
                     key = (record.topic, record.partition, record.key or b"", record.key is None)
                     sorter.add(((key, record.offset), record.place, record.id))
             for (key, _), place, event in sorter:

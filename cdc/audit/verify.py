@@ -15,14 +15,14 @@ Rules.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from confluent_kafka import IsolationLevel, TopicPartition
 
 from cdc.audit import judge
-from cdc.audit.judge import Absent, Row, Verdict, Visible, digest, limit_of, place_of
+from cdc.audit.judge import UNTOLD, Absent, Row, Verdict, Visible, digest, limit_of, place_of
 from cdc.audit.outbox_rows import PROGRESS, MeantFor, OutboxRows, SeenBy, milliseconds, murmur2
 from cdc.audit.spool import Sorter, Spool
 from cdc.errors import ContinuityError
@@ -30,7 +30,7 @@ from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.kafka.topics import Topic, latest
 from cdc.outbox.dead_letter import REDRIVEN
-from cdc.outbox.mapping import topics_of
+from cdc.outbox.mapping import REPLAY_MARKERS, topics_of
 from cdc.position import Lsn, Position
 
 POLL_S = 0.1
@@ -188,12 +188,16 @@ def _read(ends: Ends, spool: Spool, topics: Sequence[str], since_ms: int | None,
             spool.add_record(record)
         if done % PROGRESS == 0:
             progress(PROGRESS)
-    ids = {place: dict(first.headers).get("ce_id") or b"" for place, first in firsts.items()}
+    ids = {place: event_id(dict(first.headers)) for place, first in firsts.items()}
     transactions = spool.transactions_of(set(ids.values()))
     for place in cut:
         first = firsts.get(place)
         kept.first[place] = None if first is None else (first.timestamp_ms, transactions.get(ids[place]))
     return kept
+
+
+DEAD, CLOUDEVENTS, PLAIN = ("cdc.id", "cdc.sequence", "cdc.type"), ("ce_id", "ce_sequence", "ce_type"), ("id", "", "")
+"""The headers that tell id, place and type of a dead letter, and of an event in either style."""
 
 
 def visible(seen: Seen, pipeline: str, source: str, dead_letter: str) -> Visible | None:
@@ -203,11 +207,17 @@ def visible(seen: Seen, pipeline: str, source: str, dead_letter: str) -> Visible
     dead = topic == dead_letter
     if dead and REDRIVEN in headers:
         return None  # it closes a dead letter, and is no event
+    plain = not dead and "ce_id" not in headers and "id" in headers  # Debezium's: they tell neither source nor place
     ours, name = (pipeline, "__connect.errors.connector.name") if dead else (source, "ce_source")
     if name in headers and headers[name] != ours.encode():
         return None
-    event, sequence, kind = ("cdc.id", "cdc.sequence", "cdc.type") if dead else ("ce_id", "ce_sequence", "ce_type")
+    event, sequence, kind = DEAD if dead else PLAIN if plain else CLOUDEVENTS
     payload = None if "cdc.payload.bytes" in headers else digest(value)
-    replay = "ce_replay" in headers or "replay" in headers
-    place = place_of(headers.get(sequence))
+    replay = not headers.keys().isdisjoint(REPLAY_MARKERS.values())
+    place = UNTOLD if plain else place_of(headers.get(sequence))
     return Visible(headers.get(event) or b"", place, key, topic, partition, offset, headers.get(kind), payload, replay, dead)
+
+
+def event_id(headers: Mapping[str, bytes | None]) -> bytes:
+    """Return the id of an event, in either style; empty when it has none."""
+    return headers.get("ce_id", headers.get("id")) or b""

@@ -24,7 +24,7 @@ from typing import Literal
 from confluent_kafka import KafkaException, Producer
 
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
-from cdc.event import Record, Route
+from cdc.event import Record, Route, name_of
 from cdc.kafka.blame import Blame
 from cdc.kafka.call import Caller, PatienceEnded
 from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
@@ -317,8 +317,8 @@ class KafkaPublisher:
         self._passage.producer.poll(0)
         if blame.culprit is None:
             return found
-        place = next((value for name, value in blame.culprit.headers if name == "ce_sequence"), None)
-        return Poisoned(f"{found.what}; topic {blame.culprit.topic!r} refused a record ({blame.why})", place=place, why=blame.why)
+        what = f"{found.what}; topic {blame.culprit.topic!r} refused a record ({blame.why})"
+        return Poisoned(what, place=name_of(blame.culprit), why=blame.why)
 
     def _fatal(self) -> Fault | None:
         """Return the error behind `_FATAL`, which librdkafka tells once, by poll."""

@@ -42,16 +42,50 @@ class OutboxMapping:
     tombstones: bool = True
     payload: Literal["json", "avro"] = "json"
     value: Literal["avro", "json"] = "avro"
+    headers: Literal["cloudevents", "debezium"] = "cloudevents"
+    placed: Mapping[str, str] = field(default_factory=dict)
     message_prefix: str | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """All that is looked for in a row: KEYS, and `header:NAME` for each header that holds a column."""
+        return [*KEYS, *map(header_key, self.placed)]
 
     def required(self) -> list[str]:
         """Keys that must be found: what every outbox has, what the templates name, what the user mapped himself."""
-        named = {*placeholders(self.route), *placeholders(self.subject), *self.columns}
-        return [key for key in KEYS if key in REQUIRED or key in named]
+        named = {*placeholders(self.route), *placeholders(self.subject), *self.columns, *map(header_key, self.placed)}
+        return [key for key in self.keys if key in REQUIRED or key in named]
 
     def column(self, key: str) -> str:
         """Return the name that a key is mapped to."""
-        return self.columns.get(key, key)
+        return self.placed.get(key.removeprefix(PLACED), key) if key.startswith(PLACED) else self.columns.get(key, key)
+
+    @property
+    def replay_marker(self) -> str:
+        """The header that tells a replayed record."""
+        return REPLAY_MARKERS[self.headers]
+
+
+PLACED = "header:"
+"""What the key of a column begins with that becomes a header of its own."""
+
+REPLAY_MARKERS = {"cloudevents": "ce_replay", "debezium": "replay"}
+"""By style of headers; whoever reads records knows both, because a topic may hold records of both."""
+
+
+_OURS = r"ce_.*|content-type|cdc\..*|__connect\.errors\..*"
+RESERVED_HEADERS = {"cloudevents": re.compile(_OURS, re.IGNORECASE), "debezium": re.compile(rf"{_OURS}|id|replay", re.IGNORECASE)}
+"""Header names that a row's own headers may not take, by style: consumers trust them to be ours."""
+
+
+def header_key(name: str) -> str:
+    """Return the key of what becomes the header `name`."""
+    return PLACED + name
+
+
+def setting_of(key: str) -> str:
+    """Return where a key is mapped, as the settings call it."""
+    return f"topics.placement ({key.removeprefix(PLACED)})" if key.startswith(PLACED) else f"outbox.columns.{key}"
 
 
 class Located(NamedTuple):
@@ -81,7 +115,7 @@ def locate(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:
     located = found(mapping, column_names)
     for key in mapping.required():
         if key not in located.columns and key not in located.paths:
-            msg = f"the table has no column {mapping.column(key)!r} for outbox.columns.{key}"
+            msg = f"the table has no column {mapping.column(key)!r} for {setting_of(key)}"
             raise InvalidEvent("mapping", msg, "name the column in outbox.columns, or add it to the table")
     return located
 
@@ -91,7 +125,7 @@ def found(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:
     index = {name: i for i, name in enumerate(column_names)}
     payload = mapping.column("payload")
     located = Located({}, {})
-    for key in KEYS:
+    for key in mapping.keys:
         name = mapping.column(key)
         first, *path = name.split(".")
         if name in index:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cdc.avro.columns import BYTEA, JSON, TEXT
 from cdc.errors import InvalidEvent
-from cdc.outbox.mapping import KEYS, OutboxMapping
+from cdc.outbox.mapping import OutboxMapping
 from cdc.postgres.pgoutput import Column, Relation
 from cdc.postgres.transaction import MESSAGES
 
@@ -26,7 +26,7 @@ def relation_of(mapping: OutboxMapping) -> Relation:
     """Return the table that messages would be rows of; keys that are mapped to a path into the payload are no columns."""
     payload = mapping.column("payload")
     types = {payload: JSON if mapping.payload == "json" else BYTEA, mapping.column("headers"): JSON}
-    names = [mapping.column(key) for key in KEYS]
+    names = dict.fromkeys(mapping.column(key) for key in mapping.keys)
     columns = [name for name in names if "." not in name or name.split(".")[0] not in ("payload", payload)]
     return Relation(0, "", MESSAGES.name, "n", tuple(Column(name, types.get(name, TEXT), -1, key=False) for name in columns))
 

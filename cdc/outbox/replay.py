@@ -1,13 +1,13 @@
 """The marker of a replayed record, and the router of a passage that begins below what was published before; no I/O.
 
-After a rewind the log comes again from a bookmark on. What was published before carries `ce_replay: rewind:GENERATION` up to the
-position that the pipeline had (`replay_until`), by the rule by which it would have been skipped; what follows is live.
+After a rewind the log comes again from a bookmark on. What was published before carries `rewind:GENERATION` in its marker
+(`ce_replay`, or `replay` among Debezium's headers) up to the position that the pipeline had (`replay_until`), by the rule by
+which it would have been skipped; what follows is live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from cdc.avro.encoder import Encoder
 from cdc.event import Record
@@ -17,14 +17,12 @@ from cdc.position import Lsn, Position
 from cdc.postgres.pgoutput import Begin
 from cdc.postgres.transaction import Row
 
-REPLAY: Final = "ce_replay"
-
 Encoders = Callable[[str, int | None], Encoder]
 
 
-def marked(record: Record, why: str) -> Record:
+def marked(record: Record, mapping: OutboxMapping, why: str) -> Record:
     """Return the record with the marker of a replay."""
-    return record._replace(headers=[*record.headers, (REPLAY, why.encode())])
+    return record._replace(headers=[*record.headers, (mapping.replay_marker, why.encode())])
 
 
 class ReplayRouter(Router):
@@ -41,7 +39,7 @@ class ReplayRouter(Router):
 
     def mark(self, record: Record, begin: Begin) -> Record:
         """Return the record of a transaction, marked if that is a replay: strictly below, as in the rule of what is skipped."""
-        return marked(record, self._why) if begin.final_lsn < self._until else record
+        return marked(record, self._mapping, self._why) if begin.final_lsn < self._until else record
 
 
 def router_from(mapping: OutboxMapping, encoder: Encoders, position: Position) -> Router:

@@ -9,13 +9,15 @@ headers. This is the hot path.
 A row that cannot become a record raises InvalidEvent, whose words name a column or a JSON path and never a value.
 
 Headers follow the Kafka protocol binding of CloudEvents 1.0 in binary mode. `ce_sequence` is lower-case hex, 4 digits of
-the generation, 16 of the commit LSN, 8 of the ordinal, so that it sorts as text.
+the generation, 16 of the commit LSN, 8 of the ordinal, so that it sorts as text. In Debezium's style there is the header `id`
+alone, then what is placed, as its outbox event router does it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from cdc.avro.encoder import Encoder
@@ -23,7 +25,7 @@ from cdc.errors import InvalidEvent
 from cdc.event import Record
 from cdc.outbox import message
 from cdc.outbox import values as read
-from cdc.outbox.mapping import NAME_LIMIT, Located, OutboxMapping, found, locate, placeholders
+from cdc.outbox.mapping import KEYS, NAME_LIMIT, RESERVED_HEADERS, Located, OutboxMapping, found, header_key, locate, placeholders
 from cdc.position import Lsn, time_text
 from cdc.postgres.pgoutput import Begin, Relation
 from cdc.postgres.transaction import MESSAGES, Row
@@ -34,13 +36,16 @@ CACHE_LIMIT = 10_000
 RELATIONS_KEPT = 1_000
 """Relations whose converters are kept: the partitions of an outbox, and what they were before each change."""
 
-OWN_HEADERS = "SPEC_VERSION, ('ce_id', id), SOURCE, type_header, ('ce_time', time), ('ce_sequence', sequence)"
-"""The headers that every record has, as the generated function writes them."""
+OWN_HEADERS = {
+    "cloudevents": "SPEC_VERSION, ('ce_id', id), SOURCE, type_header, ('ce_time', time), ('ce_sequence', sequence)",
+    "debezium": "('id', id)",
+}
+"""The headers that every record has, by style, as the generated function writes them."""
 
 ORDINALS = [b"%08x" % ordinal for ordinal in range(1000)]
 """The last part of a sequence, for the rows of all but large transactions."""
 
-BYTEA_OID, TIMESTAMPTZ_OID = 17, 1184
+BOOL_OID, BYTEA_OID, TIMESTAMPTZ_OID = 16, 17, 1184
 """pg_type.dat."""
 
 
@@ -166,8 +171,9 @@ class Router:
         topic_keys = placeholders(self._mapping.route)
         versioned = ("schema_version",) if self._has("schema_version") or self._has("headers") else ()
         kind_keys = list(dict.fromkeys(("type", *placeholders(self._mapping.subject), *versioned)))
-        lines = [f"    {key} = values[{i}]" for key, i in columns.items()]
+        lines = [f"    {_variable(key)} = values[{i}]" for key, i in columns.items()]
         types = {key: relation.columns[i].type_oid for key, i in columns.items()}
+        own = OWN_HEADERS[self._mapping.headers]
         lines += [
             f"    if {key} is not None: {key} = raw({key!r}, {key})" for key in ("payload", "aggregateid") if types.get(key) == BYTEA_OID
         ]
@@ -175,7 +181,7 @@ class Router:
             lines.append(f"    if payload is not None: payload = json_of({types['payload']}, payload)")
         if paths:
             lines.append("    document = parsed(payload)")
-            lines += [f"    {key} = followed(document, {path!r}, {key!r})" for key, path in paths.items()]
+            lines += [f"    {_variable(key)} = followed(document, {path!r}, {key!r})" for key, path in paths.items()]
         if self._has("headers"):
             lines.append("    own = own_headers(headers_) if headers_ is not None else None")
             known = "schema_version or " if self._has("schema_version") else ""
@@ -187,7 +193,7 @@ class Router:
             f"    if kind is None: kind = new_kind({_key(kind_keys)}, {_arguments(kind_keys)})",
             "    encoder, type_header, schema_header = kind",
         ]
-        if self._has("occurred_at"):
+        if self._has("occurred_at") and self._mapping.headers == "cloudevents":
             typed = types.get("occurred_at") == TIMESTAMPTZ_OID
             # The rows of a transaction share their now(), as a rule.
             lines += [
@@ -200,11 +206,12 @@ class Router:
         lines += [
             "    if payload is None:",
             "        value = None" if self._mapping.tombstones else "        raise no_tombstones()",
-            f"        headers = [{OWN_HEADERS}]",
+            f"        headers = [{own}]",
             "    else:",
             f"        value = encoder.{self._step(types.get('payload', 0))}(payload)",
-            f"        headers = [{OWN_HEADERS}, CONTENT_TYPE, schema_header]",
+            f"        headers = [{own}{', CONTENT_TYPE, schema_header' if self._mapping.headers == 'cloudevents' else ''}]",
         ]
+        lines += [f"    headers.append(({name!r}, {_placed(header_key(name), types)}))" for name in self._mapping.placed]
         if self._has("headers"):
             lines.append("    if own: headers += own")
         if self._has("traceparent"):
@@ -241,7 +248,8 @@ class Router:
             "null": read.null,
             "too_long": read.too_long,
             "number": read.number,
-            "own_headers": read.own_headers,
+            "own_headers": partial(read.own_headers, reserved=RESERVED_HEADERS[self._mapping.headers]),
+            "shown": read.shown,
             "version_of": read.version_of,
             "raw": read.raw,
             "json_of": read.json_of,
@@ -297,6 +305,17 @@ def _remember(cache: dict[object, Found], place: object, value: Found) -> None:
 def _key(keys: Sequence[str]) -> str:
     """Return the expression of a cache's key: one value as it is, several as a tuple."""
     return keys[0] if len(keys) == 1 else f"({', '.join(keys)},)" if keys else "None"
+
+
+def _variable(key: str) -> str:
+    """Return the generated function's name of what a key holds: a header may be called anything."""
+    return key if key in KEYS else f"placed_{key.encode().hex()}"
+
+
+def _placed(key: str, types: dict[str, int]) -> str:
+    """Return the expression of a placed column as Kafka Connect writes its value into a header."""
+    variable, oid = _variable(key), types.get(key, 0)
+    return f"shown({oid}, {variable})" if oid in (BOOL_OID, TIMESTAMPTZ_OID) else variable
 
 
 def _arguments(keys: Sequence[str]) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
-from cdc.outbox.mapping import OutboxMapping, locate
+from cdc.outbox.mapping import REQUIRED, OutboxMapping, locate, setting_of
 from cdc.postgres.catalog import TableColumn
 from cdc.postgres.slot import Table
 
 
 def create_sql(table: Table, mapping: OutboxMapping) -> str:
     """Return the statement that makes an outbox with Debezium's columns; raises ConfigurationError for another mapping."""
-    if mapping.columns:
-        msg = "outbox.columns maps other names than the table that --create-table makes"
+    if mapping.columns or not set(mapping.placed.values()) <= set(REQUIRED):
+        msg = "outbox.columns or topics.placement has other names than the table that --create-table makes"
         raise ConfigurationError(msg, "create the table yourself, or drop the mapping")
     return f"""CREATE TABLE {table} (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
@@ -41,5 +41,5 @@ def check_columns(table: Table, columns: Sequence[TableColumn] | None, mapping: 
         raise PostgresRefused(f"table {table}: {missing.what}", missing.fix) from None
     for key, i in located.columns.items():
         if columns[i].generated:
-            msg = f"table {table}: column {columns[i].name!r} (outbox.columns.{key}) is generated and never reaches the log"
+            msg = f"table {table}: column {columns[i].name!r} ({setting_of(key)}) is generated and never reaches the log"
             raise PostgresRefused(msg, "map an ordinary column")

@@ -13,11 +13,8 @@ import orjson
 
 from cdc.avro import columns
 from cdc.errors import InvalidEvent
-from cdc.outbox.mapping import NAME_LIMIT, Located
+from cdc.outbox.mapping import NAME_LIMIT, RESERVED_HEADERS, Located
 from cdc.postgres.pgoutput import Relation
-
-RESERVED_HEADERS = re.compile(r"ce_.*|content-type|cdc\..*|__connect\.errors\..*", re.IGNORECASE)
-"""Header names that a row's own headers may not take: consumers trust them to be ours."""
 
 _UNTYPED = frozenset({columns.BYTEA, columns.TEXT, columns.JSON, columns.JSONB, 1042, 1043})
 """Types whose payload is taken as it is; the numbers are bpchar and varchar."""
@@ -75,7 +72,7 @@ def time(value: bytes) -> bytes:
     return day + b"T" + clock + offset
 
 
-def own_headers(value: bytes) -> list[tuple[str, bytes | None]]:
+def own_headers(value: bytes, reserved: re.Pattern[str] = RESERVED_HEADERS["cloudevents"]) -> list[tuple[str, bytes | None]]:
     """Read the row's own headers from a JSON object; what is not a string keeps its JSON form."""
     try:
         document = orjson.loads(value)
@@ -85,14 +82,28 @@ def own_headers(value: bytes) -> list[tuple[str, bytes | None]]:
         raise InvalidEvent("mapping", "outbox.columns.headers is not a JSON object")
     headers: list[tuple[str, bytes | None]] = []
     for name, content in document.items():
-        if RESERVED_HEADERS.fullmatch(name):
+        if reserved.fullmatch(name):
             msg = f"outbox.columns.headers has a reserved name at $.{name[:40]}"
-            raise InvalidEvent("mapping", msg, "ce_*, content-type and cdc.* are set by the pipeline")
+            raise InvalidEvent(
+                "mapping", msg, "ce_*, content-type and cdc.* are set by the pipeline, and id and replay in Debezium's style"
+            )
         if content is None:
             headers.append((name, None))
         else:
             headers.append((name, content.encode() if isinstance(content, str) else orjson.dumps(content)))
     return headers
+
+
+def shown(oid: int, value: bytes | None) -> bytes | None:
+    """Return a boolean or a time as Debezium writes it: `true`, and RFC 3339 with microseconds in UTC."""
+    if value is None:
+        return None
+    if oid == columns.BOOL:
+        return b"true" if value == b"t" else b"false"
+    try:
+        return timestamptz(value)
+    except InvalidEvent:
+        return value  # infinity
 
 
 def version_of(headers: list[tuple[str, bytes | None]]) -> bytes | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from cdc.errors import Fenced, InvalidEvent, Retriable, TransactionTimedOut
-from cdc.event import Record, Route
+from cdc.event import Record, Route, name_of
 from cdc.kafka.limits import fits
 from cdc.outbox.router import Router
 from cdc.pipeline.batch import Batch
@@ -187,9 +187,8 @@ class Relay:
 
     def _heed(self, record: Record) -> None:
         """Raise InvalidEvent for a record that the broker has refused in an earlier passage."""
-        for name, place in record.headers:
-            if name == "ce_sequence" and (why := self._refused.get(place or b"")) is not None:
-                raise InvalidEvent("refused", f"topic {record.topic!r} refused the record: {why}", "see the broker's log")
+        if (why := self._refused.get(name_of(record) or b"")) is not None:
+            raise InvalidEvent("refused", f"topic {record.topic!r} refused the record: {why}", "see the broker's log")
 
     def _open(self, topic: str) -> _Tally:
         route = self._publisher.route(topic, self._waiting)

@@ -26,6 +26,7 @@ from cdc.errors import (
     StoppedByPolicy,
     TransactionTimedOut,
 )
+from cdc.event import BY_ID
 from cdc.outbox.router import commit_lsn
 from cdc.pipeline import continuity
 from cdc.pipeline.ports import Observer, Publisher, Source, Waiting
@@ -216,7 +217,9 @@ class Supervisor:
         self._generation = position.generation
         position = continuity.listening(position, name.message_prefix)
         source.start(position)
-        self._refused = {place: why for place, why in self._refused.items() if commit_lsn(place) >= position.end_lsn}
+        self._refused = {
+            place: why for place, why in self._refused.items() if place.startswith(BY_ID) or commit_lsn(place) >= position.end_lsn
+        }
         relay = self._relay(position, self._waiting, self._refused)
         self._stalled = False
         self._turn(State.STREAMING)

@@ -23,6 +23,7 @@ from cdc.settings.values import (
     KafkaProperties,
     Listen,
     PipelineName,
+    Placement,
     SlotName,
     SourceUri,
     SubjectTemplate,
@@ -33,6 +34,7 @@ from cdc.settings.values import (
     Wrong,
     is_loopback,
     parse_listen,
+    parse_placement,
 )
 
 Path = tuple[str, ...]
@@ -42,7 +44,6 @@ ANY = object()
 
 NOT_YET: Mapping[Path, object] = {
     ("outbox", "retention"): ANY,
-    ("topics", "headers"): "debezium",
 }
 """Values that are accepted by the models but whose feature this version does not have: the loader refuses them."""
 
@@ -212,6 +213,12 @@ class TopicSettings(_Frozen):
         default="cloudevents",
         description="Headers of a record: CloudEvents in binary mode, or those of Debezium's outbox router.",
     )
+    placement: Placement | None = Field(
+        default=None,
+        description="More headers from the row, as Debezium's router writes them: `column:header`, or `column:header:name`, with "
+        "commas between; a column, or a path into the payload.",
+        examples=["type:header:eventType"],
+    )
     value: Literal["avro", "json"] = Field(
         default="avro",
         description='Value of a record: "avro" in Confluent\'s wire format, or "json" for the validated text as it is.',
@@ -221,6 +228,11 @@ class TopicSettings(_Frozen):
         default="warn",
         description="When a topic's number of partitions changes, keys move: warn, or stop the pipeline.",
     )
+
+    @property
+    def placed(self) -> dict[str, str]:
+        """Headers that hold a column, by name."""
+        return parse_placement(self.placement or "")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Secret
 
 from cdc.kafka.properties import SECRETS
-from cdc.outbox.mapping import KEYS
+from cdc.outbox.mapping import KEYS, RESERVED_HEADERS
 
 NAME_MAX_BYTES = 63
 """Bytes in a PostgreSQL identifier or a slot's name (NAMEDATALEN - 1): the server cuts longer ones without an error."""
@@ -211,6 +211,28 @@ def _topic_template(value: str) -> str:
     return value
 
 
+def parse_placement(value: str) -> dict[str, str]:
+    """Read `column:header:name, ..` (without a name it is the column's) into columns by the header that holds them."""
+    placed: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        column, _, rest = part.partition(":")
+        kind, _, name = rest.partition(":")
+        name = name or column
+        if not column or kind != "header":
+            what = f"has {part!r}, which places no column in a header"
+            raise Wrong(what, "write column:header or column:header:name; a partition is outbox.columns.partition")
+        if name in placed or any(reserved.fullmatch(name) for reserved in RESERVED_HEADERS.values()):
+            what = f"places a column in the header {name!r}, which is {'named twice' if name in placed else 'set by the pipeline'}"
+            raise Wrong(what, "give it another name: column:header:name")
+        placed[name] = column
+    return placed
+
+
+def _placement(value: str) -> str:
+    parse_placement(value)
+    return value
+
+
 def _source(value: str) -> str:
     if not value or not value.isprintable() or " " in value:
         what = "is not a URI reference"
@@ -250,6 +272,7 @@ Column = Annotated[str, AfterValidator(_column)]
 SubjectTemplate = Annotated[str, AfterValidator(_subject_template)]
 TopicTemplate = Annotated[str, AfterValidator(_topic_template)]
 SourceUri = Annotated[str, AfterValidator(_source)]
+Placement = Annotated[str, AfterValidator(_placement)]
 Listen = Annotated[str, AfterValidator(_listen)]
 Table = Annotated[TableName, BeforeValidator(TableName.parse), PlainSerializer(str)]
 

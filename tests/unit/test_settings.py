@@ -21,6 +21,7 @@ from cdc.settings.values import (
     duration_text,
     parse_duration,
     parse_listen,
+    parse_placement,
     quote_identifier,
 )
 
@@ -459,3 +460,30 @@ class TestValues:
         settings: Settings = load(None, [], MINIMAL)
         assert settings.origin(("name",)).place == "CDC_NAME"
         assert dataclasses.is_dataclass(settings.outbox.table)
+
+
+class TestPlacement:
+    def test_columns_by_the_header_that_holds_them(self) -> None:
+        assert parse_placement("") == {}
+        assert parse_placement("type:header:eventType, tenant:header ,payload.a.b:header:ab") == {
+            "eventType": "type",
+            "tenant": "tenant",
+            "ab": "payload.a.b",
+        }
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("type", "places no column"),
+            ("type:envelope:type", "places no column"),
+            (":header:x", "places no column"),
+            ("shard:partition", "outbox.columns.partition"),
+            ("a:header:x,b:header:x", "named twice"),
+            ("a:header:id", "set by the pipeline"),
+            ("a:header:ce_id", "set by the pipeline"),
+            ("replay:header", "set by the pipeline"),
+        ],
+    )
+    def test_what_is_refused(self, text: str, words: str) -> None:
+        error = refused([f"topics.placement={text}"])
+        assert words in f"{error.what} {error.fix}"

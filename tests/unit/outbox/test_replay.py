@@ -9,7 +9,7 @@ import pytest
 from cdc.errors import InvalidEvent
 from cdc.event import Route
 from cdc.outbox.mapping import OutboxMapping
-from cdc.outbox.replay import REPLAY, ReplayRouter, marked, router_from
+from cdc.outbox.replay import ReplayRouter, marked, router_from
 from cdc.outbox.router import Router
 from cdc.pipeline.parking import Policy, park
 from cdc.position import Lsn
@@ -43,11 +43,11 @@ def test_a_passage_without_a_replay_has_the_plain_router() -> None:
 def test_what_would_have_been_skipped_is_marked_and_what_follows_is_live() -> None:
     router = router_from(OutboxMapping(), encoder, position(generation=3, replay_until=Lsn(0x200)))
     assert isinstance(router, ReplayRouter)
-    marks = [dict(router.route(row(lsn)).headers).get(REPLAY) for lsn in (0x100, 0x1FF, 0x200, 0x300)]
+    marks = [dict(router.route(row(lsn)).headers).get("ce_replay") for lsn in (0x100, 0x1FF, 0x200, 0x300)]
     assert marks == [b"rewind:3", b"rewind:3", None, None]
     plain = Router(OutboxMapping(), encoder, 3).route(row(0x100))
-    assert router.route(row(0x100)) == marked(plain, "rewind:3")
-    assert dict(plain.headers).get(REPLAY) is None, "the headers of one record are not another one's"
+    assert router.route(row(0x100)) == marked(plain, OutboxMapping(), "rewind:3")
+    assert dict(plain.headers).get("ce_replay") is None, "the headers of one record are not another one's"
 
 
 @pytest.mark.parametrize(("lsn", "mark"), [(0x100, b"rewind:3"), (0x200, None)])
@@ -63,4 +63,4 @@ def test_a_dead_letter_is_marked_as_well(lsn: int, mark: bytes | None) -> None:
         route=lambda _: route,
         now_ms=1_800_000_000_000,
     )
-    assert dict(parked.record.headers).get(REPLAY) == mark
+    assert dict(parked.record.headers).get("ce_replay") == mark
