@@ -99,9 +99,13 @@ class Parking:
             self._moved_at = self._clock()
         self._passed(position)
 
-    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str, correlation_id: str) -> None:
         """See Observer."""
+        del correlation_id
         self._met[sequence] = ParkedRow(event_id, sequence, reason, what)
+
+    def pending(self, rows: int, oldest_ms: int) -> None:
+        """See Observer; not needed."""
 
     def ignored(self, kind: str, count: int) -> None:
         """See Observer; not needed."""

@@ -75,6 +75,10 @@ class _Pipeline(Collector):
             "cdc_last_commit_timestamp_seconds": None if committed_us is None else committed_us / 1e6,
             "cdc_lag_bytes": snapshot.lag_bytes,
             "cdc_lag_seconds": snapshot.lag_s(health.now_us()),
+            "cdc_failures_in_a_row": snapshot.failures_in_a_row,
+            "cdc_pending_rows": health.pending.rows,
+            "cdc_oldest_pending_seconds": health.oldest_pending_s(),
+            "cdc_dead_letters_open": health.dead_letters_open,
         }
         slot = snapshot.slot
         if slot is not None:
@@ -100,8 +104,8 @@ _SLOT: Mapping[str, Callable[[SlotHealth], float | None]] = {
 def _counter(count: Count) -> CounterMetricFamily:
     definition = _BY_NAME[count.name]
     family = CounterMetricFamily(count.name, definition.help, labels=definition.labels)
-    for label, number in list(count.counts.items()):  # a copy, made at once: the pipeline goes on counting
-        family.add_metric((label,) if definition.labels else (), number)
+    for labels, number in list(count.counts.items()):  # a copy, made at once: the pipeline goes on counting
+        family.add_metric(labels, number)
     return family
 
 

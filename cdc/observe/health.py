@@ -14,7 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdc.pipeline.supervisor import State
 from cdc.position import Position, time_text
@@ -59,6 +59,7 @@ class Snapshot:
     events: int = 0
     dead_letters: int = 0
     failures: int = 0
+    failures_in_a_row: int = 0
 
     @property
     def ready(self) -> bool:
@@ -133,8 +134,21 @@ def _seconds_until_lost(samples: tuple[tuple[float, int], ...]) -> float | None:
     return last_bytes * (last_s - first_s) / (first_bytes - last_bytes)
 
 
+class Pending(NamedTuple):
+    """Rows that were read and not committed to Kafka, and when PostgreSQL committed the oldest (Unix ms)."""
+
+    rows: int
+    oldest_ms: int
+
+
+NOTHING = Pending(0, 0)
+
+
 class Health:
-    """The current snapshot and the last heartbeat; one thread writes, any thread reads."""
+    """The current snapshot, and beside it what changes too often for one; one thread writes each, any thread reads.
+
+    `dead_letters_open` is None while nobody knows.
+    """
 
     def __init__(
         self,
@@ -146,6 +160,8 @@ class Health:
         self._monotonic = monotonic
         self._wall_us = wall_us
         self._beat = monotonic()
+        self.pending = NOTHING
+        self.dead_letters_open: int | None = None
         start = Turn(wall_us(), State.STARTING.value, "")
         self._snapshot = Snapshot(pipeline, start, (start,))
 
@@ -171,6 +187,11 @@ class Health:
         """Whether the loop turns."""
         return self.beat_age_s() < HEARTBEAT_MAX_AGE_S
 
+    def oldest_pending_s(self) -> float:
+        """Seconds since PostgreSQL's commit of the oldest pending row; 0 when there are none."""
+        rows, oldest_ms = self.pending
+        return max(0.0, self._wall_us() / 1e6 - oldest_ms / 1e3) if rows else 0.0
+
     def now_us(self) -> int:
         """Unix time in microseconds."""
         return self._wall_us()
@@ -187,7 +208,8 @@ class Health:
 
     def failed(self) -> None:
         """Count a passage through the door that ended with an error."""
-        self._replace(failures=self._snapshot.failures + 1)
+        snapshot = self._snapshot
+        self._replace(failures=snapshot.failures + 1, failures_in_a_row=snapshot.failures_in_a_row + 1)
 
     def looked(self, server: Server, position: Position | None) -> None:
         """Keep what was seen of the server."""
@@ -205,6 +227,7 @@ class Health:
             kafka_transactions=snapshot.kafka_transactions + 1,
             events=snapshot.events + events,
             dead_letters=snapshot.dead_letters + dead_letters,
+            failures_in_a_row=0,
         )
 
     def _replace(self, **changes: Any) -> None:  # noqa: ANN401 - the fields' own types

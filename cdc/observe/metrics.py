@@ -68,10 +68,27 @@ METRICS = (
         "Time from PostgreSQL's commit to Kafka's, of the newest transaction in each Kafka transaction that brought events.",
     ),
     Definition(
+        "cdc_kafka_transactions_aborted_total",
+        "counter",
+        ("reason",),
+        "Kafka transactions with rows in them that were given up; the next passage publishes those that had not been committed after all.",
+    ),
+    Definition(
         "cdc_passages_failed_total",
         "counter",
-        ("cause",),
-        "Passages that ended with an error: the Kafka transaction was given up and both connections were opened anew.",
+        ("side", "cause"),
+        "Passages that ended with an error of `postgres`, `kafka` or the `pipeline`: both connections were opened anew.",
+    ),
+    Definition(
+        "cdc_failures_in_a_row", "gauge", (), "Passages that failed since anything was published last: the wait before the next one grows."
+    ),
+    Definition("cdc_pending_rows", "gauge", (), "Rows that were read from the log and are not committed to Kafka yet."),
+    Definition("cdc_oldest_pending_seconds", "gauge", (), "Time since PostgreSQL's commit of the oldest of them; 0 when there are none."),
+    Definition(
+        "cdc_dead_letters_open",
+        "gauge",
+        (),
+        "Dead letters that were not published again yet; left out while it streams not, or when the topic holds over 100,000 records.",
     ),
     Definition("cdc_position_lsn_bytes", "gauge", (), "Place in the write-ahead log up to which everything is published."),
     Definition("cdc_position_commit_timestamp_seconds", "gauge", (), "When PostgreSQL committed what stands at the position."),
@@ -99,15 +116,15 @@ METRICS = (
 
 
 class Count:
-    """A counter, by the value of its label; one without a label starts at 0."""
+    """A counter, by the values of its labels; one without a label starts at 0."""
 
-    def __init__(self, name: str, *values: str) -> None:
+    def __init__(self, name: str, *values: tuple[str, ...]) -> None:
         self.name = name
         self.counts = dict.fromkeys(values, 0)
 
-    def add(self, number: int = 1, label: str = "") -> None:
+    def add(self, number: int = 1, *labels: str) -> None:
         """Count `number` more."""
-        self.counts[label] = self.counts.get(label, 0) + number
+        self.counts[labels] = self.counts.get(labels, 0) + number
 
 
 class Durations:
@@ -128,11 +145,12 @@ class Metrics:
     """What is counted; written by the pipeline's thread, read by the endpoint's."""
 
     def __init__(self) -> None:
-        self.events = Count("cdc_events_total", "")
+        self.events = Count("cdc_events_total", ())
         self.topic_records = Count("cdc_topic_records_total")
         self.topic_bytes = Count("cdc_topic_bytes_total")
         self.dead_letters = Count("cdc_dead_letters_total")
         self.ignored = Count("cdc_ignored_messages_total")
+        self.aborted = Count("cdc_kafka_transactions_aborted_total")
         self.failures = Count("cdc_passages_failed_total")
         self.kafka_transaction_s = Durations("cdc_kafka_transaction_duration_seconds")
         self.latency_s = Durations("cdc_publish_latency_seconds")
@@ -140,7 +158,7 @@ class Metrics:
     @property
     def counts(self) -> tuple[Count, ...]:
         """The counters."""
-        return self.events, self.topic_records, self.topic_bytes, self.dead_letters, self.ignored, self.failures
+        return self.events, self.topic_records, self.topic_bytes, self.dead_letters, self.ignored, self.aborted, self.failures
 
     @property
     def durations(self) -> tuple[Durations, ...]:
@@ -150,7 +168,7 @@ class Metrics:
     def topic(self, topic: str, records: int, size: int) -> None:
         """Count records and bytes of one topic."""
         known = self.topic_records.counts
-        if topic not in known and len(known.keys() - {OTHER}) >= TOPICS_MAX:
+        if (topic,) not in known and len(known.keys() - {(OTHER,)}) >= TOPICS_MAX:
             topic = OTHER
         self.topic_records.add(records, topic)
         self.topic_bytes.add(size, topic)

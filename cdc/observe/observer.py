@@ -11,9 +11,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-from cdc.observe.health import Health
+from cdc.observe.health import NOTHING, Health, Pending
 from cdc.observe.logs import describe, logger
 from cdc.observe.metrics import Metrics
+from cdc.outbox.router import commit_lsn
 from cdc.pipeline.supervisor import State
 from cdc.position import Position
 from cdc.postgres.server import Server
@@ -23,6 +24,12 @@ DEAD_LETTER_LINES = 10
 
 DEAD_LETTER_WINDOW_S = 60.0
 """Seconds after which dead letters are told about again, with how many were left out."""
+
+
+_LAST = frozenset({State.STOPPED, State.FAILED})
+
+SIDES = ("postgres", "kafka")
+"""Rooms that an error can come from; all else is `pipeline`."""
 
 
 class PipelineObserver:
@@ -51,6 +58,8 @@ class PipelineObserver:
     def state(self, state: str, reason: str) -> None:
         """Show and log a state that the supervisor entered."""
         self.health.beat()
+        if state in _LAST:
+            self._gave_up(state)
         if self.health.turned(state, reason) and state != State.BACKOFF:  # `failed` has told it
             (self._log.error if state == State.FAILED else self._log.info)("state", state=str(state), reason=reason)
 
@@ -60,9 +69,21 @@ class PipelineObserver:
 
     def failed(self, error: Exception) -> None:
         """Count and log the error that ended a passage through the door."""
+        cause, side = cause_of(error), side_of(error)
         self.health.failed()
-        self.metrics.failures.add(label=cause_of(error))
-        self._log.warning("passage failed", cause=cause_of(error), error=describe(error))
+        self.metrics.failures.add(1, side, cause)
+        self._gave_up(cause)
+        self._log.warning("passage failed", side=side, cause=cause, error=describe(error))
+
+    def pending(self, rows: int, oldest_ms: int) -> None:
+        """Keep what is under way."""
+        self.health.pending = Pending(rows, oldest_ms)
+
+    def _gave_up(self, reason: str) -> None:
+        """Count the Kafka transaction that was under way, if there was one."""
+        if self.health.pending.rows:
+            self.health.pending = NOTHING
+            self.metrics.aborted.add(1, reason)
 
     def published(self, topics: Mapping[str, tuple[int, int]]) -> None:
         """Count what a committed Kafka transaction held: records and bytes by topic."""
@@ -73,6 +94,7 @@ class PipelineObserver:
         """Count a Kafka transaction that was committed, `seconds` after its first record."""
         health, metrics = self.health, self.metrics
         health.beat()
+        health.pending = NOTHING
         health.committed(position, events, dead_letters)
         if not events and not dead_letters:
             return
@@ -80,9 +102,9 @@ class PipelineObserver:
         metrics.kafka_transaction_s.add(seconds)
         metrics.latency_s.add(max(0.0, (health.now_us() - position.commit_time_us) / 1e6))
 
-    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str, correlation_id: str) -> None:
         """Count and log a row that was parked."""
-        self.metrics.dead_letters.add(label=reason)
+        self.metrics.dead_letters.add(1, reason)
         now = self._monotonic()
         since, told = self._windows.get(reason, (now, 0))
         left_out = 0
@@ -90,12 +112,24 @@ class PipelineObserver:
             left_out, since, told = max(0, told - DEAD_LETTER_LINES), now, 0
         self._windows[reason] = (since, told + 1)
         if told < DEAD_LETTER_LINES:
-            more = {"left_out": left_out} if left_out else {}
-            self._log.warning("dead letter", reason=reason, event_id=event_id, sequence=sequence, what=what, **more)
+            more: dict[str, object] = {"correlation_id": correlation_id} if correlation_id else {}
+            more |= {"left_out": left_out} if left_out else {}
+            lsn = str(commit_lsn(sequence))
+            self._log.warning("dead letter", reason=reason, event_id=event_id, lsn=lsn, sequence=sequence, what=what, **more)
 
     def ignored(self, kind: str, count: int) -> None:
         """Count messages that were decoded and not used."""
         self.metrics.ignored.add(count, kind)
+
+
+def side_of(error: Exception) -> str:
+    """Return which end failed: the innermost room that the error passed through, `pipeline` when it was neither end's."""
+    side, trace = "pipeline", error.__traceback__
+    while trace is not None:
+        room = str(trace.tb_frame.f_globals.get("__name__", "")).removeprefix("cdc.").partition(".")[0]
+        side = room if room in SIDES else side
+        trace = trace.tb_next
+    return side
 
 
 def cause_of(error: Exception) -> str:

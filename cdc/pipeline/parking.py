@@ -5,6 +5,7 @@ One place for the relay and for the commands that publish rows of the table, so 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from cdc.errors import InvalidEvent, KafkaRefused, StoppedByPolicy
 from cdc.event import Record, Route
 from cdc.kafka.limits import fits
 from cdc.outbox.dead_letter import dead_letter
+from cdc.outbox.mapping import NAME_LIMIT
 from cdc.outbox.replay import ReplayRouter
 from cdc.outbox.router import Router, sequence
 from cdc.postgres.transaction import Row
@@ -42,6 +44,7 @@ class Parked(NamedTuple):
     record: Record
     event_id: str
     place: str
+    correlation_id: str
 
 
 def park(  # noqa: PLR0913 - the row, its error, and the two ends
@@ -76,4 +79,14 @@ def park(  # noqa: PLR0913 - the row, its error, and the two ends
     except InvalidEvent as refused:
         msg = f"the dead letter of the row at {place} ({error.reason}: {error.what}) cannot be written: {refused.what}"
         raise KafkaRefused(msg, refused.fix) from refused
-    return Parked(record, event_id, place)
+    return Parked(record, event_id, place, _correlation_id(values.get("headers")))
+
+
+def _correlation_id(headers: bytes | None) -> str:
+    """Return what the row's own headers say that it belongs to; they need not be what they should, or the row is parked for it."""
+    try:
+        found = json.loads(headers or b"{}")
+    except (ValueError, RecursionError):
+        return ""
+    told = found.get("correlationid") if isinstance(found, dict) else None
+    return told[:NAME_LIMIT] if isinstance(told, str) else ""

@@ -124,8 +124,11 @@ class Observer(Protocol):
     def committed(self, position: Position, events: int, dead_letters: int, seconds: float) -> None:
         """Report a committed Kafka transaction; `seconds` from its first record to the broker's answer."""
 
-    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
-        """Report a row that was parked; `what` tells place and kind, never the value."""
+    def pending(self, rows: int, oldest_ms: int) -> None:
+        """Report what is about to be produced: rows that were read and not committed, and when the oldest one was (Unix ms)."""
+
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str, correlation_id: str) -> None:
+        """Report a row that was parked; `what` tells place and kind, never the value; `correlation_id` may be empty."""
 
     def ignored(self, kind: str, count: int) -> None:
         """Report decoded messages that an outbox has no use for (update, delete, truncate, ..)."""

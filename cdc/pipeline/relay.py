@@ -87,6 +87,7 @@ class Relay:
         self._held_bytes = self._held_dead = 0
         self._whole = self._whole_dead = 0
         self._inside = self._large = False
+        self._oldest_ms = 0
         self._routes: dict[str, _Tally] = {}
         self._routes_until = clock() + ROUTES_KEPT_S
         self._latest_ms = (wall() + CLOCK_STEP_S) * 1000
@@ -172,7 +173,7 @@ class Relay:
         if self._policy.may_stop and self._batch.whole:
             self._produce()
             self._commit()
-        record, event_id, place = park(
+        record, event_id, place, correlation_id = park(
             row,
             error,
             router=self._router,
@@ -181,7 +182,7 @@ class Relay:
             route=lambda name: self._open(name).route,
             now_ms=round(self._wall() * 1000),
         )
-        self._observer.dead_letter(error.reason, event_id, place, error.what)
+        self._observer.dead_letter(error.reason, event_id, place, error.what, correlation_id)
         self._held_dead += 1
         return record, self._routes[record.topic]
 
@@ -204,10 +205,14 @@ class Relay:
         del held[:whole]
         self._held_dead -= dead
         self._whole = self._whole_dead = 0
-        self._batch.open(self._clock())
+        batch = self._batch
+        if batch.opened_at is None:
+            batch.open(self._clock())
+            self._oldest_ms = records[0].timestamp_ms
+        self._observer.pending(batch.events + batch.dead_letters + whole + len(held), self._oldest_ms)
         with self._own_clock():
             self._publisher.produce(records, self._waiting)
-        self._batch.add(whole - dead, dead)
+        batch.add(whole - dead, dead)
 
     def _commit(self) -> None:
         batch, position, began = self._batch, self._batch.next(), self._clock()

@@ -165,8 +165,11 @@ class Silent:
     def committed(self, position: Position, events: int, dead_letters: int, seconds: float) -> None:
         pass
 
-    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str, correlation_id: str) -> None:
         self.dead.append((reason, event_id, sequence, what))
+
+    def pending(self, rows: int, oldest_ms: int) -> None:
+        pass
 
     def ignored(self, kind: str, count: int) -> None:
         self.ignored_kinds[kind] = self.ignored_kinds.get(kind, 0) + count

@@ -34,11 +34,11 @@ class Run:
 def test_it_ends_when_the_position_has_passed_every_row() -> None:
     run = Run("e-1", OTHER)
     run.at(0x40)
-    run.watch.dead_letter("schema", "e-1", PLACE, "$.n: ..")
+    run.watch.dead_letter("schema", "e-1", PLACE, "$.n: ..", "")
     assert (run.watch.parked, run.watch.missing, run.ended) == ([], [OTHER, "e-1"], False)
     run.committed(0x58)
     assert (run.watch.parked, run.watch.missing, run.ended) == ([ParkedRow("e-1", PLACE, "schema", "$.n: ..")], [OTHER], False)
-    run.watch.dead_letter("mapping", "", OTHER, "no id")
+    run.watch.dead_letter("mapping", "", OTHER, "no id", "")
     run.committed(0x68)
     assert (len(run.watch.parked), run.watch.missing, run.ended) == (2, [], True)
     assert run.watch.fault is None
@@ -47,7 +47,7 @@ def test_it_ends_when_the_position_has_passed_every_row() -> None:
 def test_a_commit_whose_answer_was_lost_counts_when_the_next_passage_begins_behind_it() -> None:
     run = Run("e-1")
     run.at(0x40)
-    run.watch.dead_letter("schema", "e-1", PLACE, "..")
+    run.watch.dead_letter("schema", "e-1", PLACE, "..", "")
     run.watch.failed(RuntimeError("no answer"))
     run.at(0x40)
     assert not run.ended

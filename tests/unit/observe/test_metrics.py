@@ -12,10 +12,12 @@ from cdc.errors import Fenced, SlotBusy
 from cdc.observe import metrics
 from cdc.observe.exposition import Exposition
 from cdc.observe.metrics import METRICS, OTHER
-from cdc.observe.observer import DEAD_LETTER_LINES, DEAD_LETTER_WINDOW_S, PipelineObserver, cause_of
+from cdc.observe.observer import DEAD_LETTER_LINES, DEAD_LETTER_WINDOW_S, PipelineObserver, cause_of, side_of
 from cdc.pipeline.ports import Observer
 from cdc.pipeline.supervisor import State
 from tests.unit.observe.observe_samples import POSITION, SERVER, SLOT, Clock
+
+PLACE = "000100000016b374d84000000000"
 
 NAMES = {definition.name for definition in METRICS}
 
@@ -48,11 +50,15 @@ def use(observer: PipelineObserver) -> None:
     port.heartbeat()
     port.server(SERVER, None)
     port.state(State.STREAMING, "")
+    port.pending(3, 90_000)
+    port.failed(Fenced("a newer instance took over"))
     port.committed(POSITION, 5, 1, 0.01)
     port.published({"orders": (5, 700)})
-    port.dead_letter("schema", "id-1", "0001", "$.total: a string expected")
+    port.dead_letter("schema", "id-1", PLACE, "$.total: a string expected", "c-1")
     port.ignored("update", 3)
-    port.failed(Fenced("a newer instance took over"))
+    port.failed(SlotBusy("cdc_shop", 7))
+    port.pending(2, 95_000)
+    observer.health.dead_letters_open = 4
 
 
 def test_every_name_exists_and_no_other(observer: PipelineObserver, clock: Clock) -> None:
@@ -84,7 +90,11 @@ def test_values(observer: PipelineObserver) -> None:
     assert seen["cdc_topic_bytes_total", ("orders",)] == 700
     assert seen["cdc_dead_letters_total", ("schema",)] == 1
     assert seen["cdc_ignored_messages_total", ("update",)] == 3
-    assert seen["cdc_passages_failed_total", ("fenced",)] == 1
+    assert seen["cdc_passages_failed_total", ("fenced", "pipeline")] == 1
+    assert seen["cdc_kafka_transactions_aborted_total", ("fenced",)] == 1
+    assert seen["cdc_failures_in_a_row", ()] == 1
+    assert (seen["cdc_pending_rows", ()], seen["cdc_oldest_pending_seconds", ()]) == (2, 5)
+    assert seen["cdc_dead_letters_open", ()] == 4
     assert seen["cdc_kafka_transaction_duration_seconds_count", ()] == 1
     assert seen["cdc_publish_latency_seconds_sum", ()] == 50.0
     assert seen["cdc_position_lsn_bytes", ()] == 900
@@ -137,13 +147,46 @@ def test_causes() -> None:
     assert cause_of(KeyError("x")) == "key_error"
 
 
+@pytest.mark.parametrize(
+    ("rooms", "side"), [("pipeline", "pipeline"), ("pipeline kafka", "kafka"), ("pipeline kafka postgres", "postgres")]
+)
+def test_the_side_is_the_room_that_an_error_came_from(rooms: str, side: str) -> None:
+    """A commit waits for Kafka and answers PostgreSQL meanwhile: the innermost room counts."""
+
+    def call(left: list[str]) -> None:
+        if not left:
+            raise Fenced("x")
+        exec("call(left)", {"__name__": f"cdc.{left[0]}.x", "call": call, "left": left[1:]})
+
+    with pytest.raises(Fenced) as raised:
+        call(rooms.split())
+    assert side_of(raised.value) == side
+
+
+def test_what_was_under_way_at_the_end_was_given_up(observer: PipelineObserver) -> None:
+    observer.state(State.STOPPED, "")
+    observer.pending(3, 90_000)
+    observer.state(State.FAILED, "an invalid event")
+    seen = samples(observer)
+    assert observer.metrics.aborted.counts == {("failed",): 1}
+    assert seen["cdc_pending_rows", ()] == seen["cdc_oldest_pending_seconds", ()] == 0
+
+
+def test_a_dead_letter_is_told_with_its_place_and_what_it_belongs_to(
+    observer: PipelineObserver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observer.dead_letter("schema", "id-1", PLACE, "$.a: wrong", "c-1")
+    said = capsys.readouterr().out
+    assert all(fact in said for fact in ("event_id=id-1", "lsn=16/B374D840", f"sequence={PLACE}", "correlation_id=c-1"))
+
+
 def test_a_flood_of_dead_letters_does_not_flood_the_log(
     observer: PipelineObserver, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(1000):
-        observer.dead_letter("schema", "id", "0001", "$.a: wrong")
+        observer.dead_letter("schema", "id", PLACE, "$.a: wrong", "")
     assert capsys.readouterr().out.count("dead letter") == DEAD_LETTER_LINES
     clock.now += DEAD_LETTER_WINDOW_S
-    observer.dead_letter("schema", "id", "0001", "$.a: wrong")
+    observer.dead_letter("schema", "id", PLACE, "$.a: wrong", "")
     assert f"left_out={1000 - DEAD_LETTER_LINES}" in capsys.readouterr().out
     assert samples(observer)["cdc_dead_letters_total", ("schema",)] == 1001

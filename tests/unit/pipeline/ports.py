@@ -145,6 +145,7 @@ class Heard:
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
         self.states: list[str] = []
+        self.waiting: list[tuple[int, int]] = []
         self.beats = 0
 
     def heartbeat(self) -> None:
@@ -163,8 +164,11 @@ class Heard:
     def committed(self, position: Position, events: int, dead_letters: int, seconds: float) -> None:
         self.heard.append(("committed", position.end_lsn, events, dead_letters, seconds))
 
-    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str) -> None:
+    def dead_letter(self, reason: str, event_id: str, sequence: str, what: str, correlation_id: str) -> None:
         self.heard.append(("dead_letter", reason, event_id, sequence, what))
+
+    def pending(self, rows: int, oldest_ms: int) -> None:
+        self.waiting.append((rows, oldest_ms))
 
     def ignored(self, kind: str, count: int) -> None:
         self.heard.append(("ignored", kind, count))
