@@ -14,6 +14,7 @@ secret.
     |-- StoppedByPolicy       an invalid row, and the policy is to stop                        exit 7
     |-- AuditFailed           an audit or a check found something                              exit 8
     |-- InvalidEvent          this row cannot become a record: park it or stop, by policy
+    |-- NoTransaction         an application appends an event outside of a transaction: open one
     `-- Retriable             back off and go through the door again
         |-- SlotBusy          another instance owns the slot: stand by
         |-- OnHold            an operator's command changes the position: wait for its end
@@ -96,6 +97,10 @@ class InvalidEvent(CdcError):
     def __init__(self, reason: str, what: str, fix: str = "") -> None:
         super().__init__(what, fix)
         self.reason = reason
+
+
+class NoTransaction(CdcError):
+    """An application appends an event on a connection in autocommit: the event and the change would not commit together."""
 
 
 class Retriable(CdcError):

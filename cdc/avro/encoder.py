@@ -58,6 +58,11 @@ class Encoder:
         return f"<Encoder {self.dataschema} id={self.schema_id}>"
 
     @property
+    def schema(self) -> Schema:
+        """What it encodes."""
+        return self._schema
+
+    @property
     def source(self) -> str:
         """The generated Python."""
         return self._source.text
