@@ -8,13 +8,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from cdc.audit.open_letters import OpenLetters
 from cdc.avro.current import CurrentRegistry
 from cdc.kafka.groups import Groups
 from cdc.kafka.properties import admin_properties, client_properties
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
-from cdc.observe.observer import PipelineObserver
+from cdc.observe.observer import COUNT_S, PipelineObserver
+from cdc.observe.periodic import Periodic
+from cdc.observe.watchdog import LOOK_S, Watchdog, tell_systemd
+from cdc.outbox.emit import Emit
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.publication import check_outbox
 from cdc.outbox.replay import router_from
@@ -64,6 +68,12 @@ def mapping(settings: Settings) -> OutboxMapping:
         placed=settings.topics.placed,
         message_prefix=settings.outbox.message_prefix,
     )
+
+
+def emit(settings: Settings) -> Emit | None:
+    """Return the function for writers in other languages, unless it is off."""
+    name = settings.outbox.emit
+    return None if name is None else Emit(name.schema, name.name, settings.name, table(settings), mapping(settings))
 
 
 def schemas(settings: Settings) -> CurrentRegistry:
@@ -149,6 +159,16 @@ def groups(settings: Settings) -> Groups:
 def observer(settings: Settings) -> PipelineObserver:
     """Return what metrics, health and logs hang on."""
     return PipelineObserver(settings.name)
+
+
+def watchers(settings: Settings, watch: PipelineObserver) -> list[Periodic]:
+    """Return what looks at the pipeline from beside it; made in the thread that will run it."""
+    watchdog = Watchdog(watch.health, threading.get_ident(), tell_systemd)
+    letters = OpenLetters(lambda: subscriber(settings), settings.topics.dead_letter, settings.name)
+    return [
+        Periodic("watchdog", watchdog.look, LOOK_S),
+        Periodic("dead-letters", lambda leave: watch.count_dead_letters(letters.count, leave), COUNT_S),
+    ]
 
 
 def supervisor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from cdc.cli.log_options import LogFormat, LogLevel, start_logs
 from cdc.cli.options import Config, Sets, settings_from
 from cdc.observe.guard import Guard
 from cdc.observe.http import HttpServer
+from cdc.observe.watchdog import tell_systemd
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -41,7 +43,10 @@ def run(
         server = HttpServer(*settings.http.address, lambda: _endpoint(watch, schemas, token))
         server.start()
     try:
-        with seldom_collected():
+        with seldom_collected(), contextlib.ExitStack() as beside:
+            for watcher in app.watchers(settings, watch):
+                beside.enter_context(watcher)
+            tell_systemd("READY=1")  # also a standby is: it does what it was started for
             app.supervisor(settings, schemas, watch, stop).run()
     finally:
         if server is not None:

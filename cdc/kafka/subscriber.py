@@ -78,17 +78,23 @@ class Subscriber:
         return dict(zip(places, zip(self._starts(places, None, waiting), self._ends(places, waiting), strict=True), strict=True))
 
     def read(
-        self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False, waiting: Waiting = lambda: None
+        self,
+        topics: Sequence[str],
+        *,
+        since_ms: int | None = None,
+        starts: Mapping[Place, int] | None = None,
+        follow: bool = False,
+        waiting: Waiting = lambda: None,
     ) -> Iterator[Seen]:
-        """Yield the committed records of topics, from their beginning or from a time on, in order within each partition.
+        """Yield the committed records of topics, from their beginning, a time or offsets on, in order within each partition.
 
         Ends where the topics end now, unless it is to follow. `waiting` is called at least every WAIT_S and may raise to leave.
         """
         places = self._places(topics, waiting)
         ends = dict(zip(places, self._ends(places, waiting), strict=True))
-        starts = dict(zip(places, self._starts(places, since_ms, waiting), strict=True))
+        starts = starts or dict(zip(places, self._starts(places, since_ms, waiting), strict=True))
         # A time that no record has reached yet has no offset (-1): nothing to read, or to follow from the end on.
-        starts = {place: start if start >= 0 else ends[place] for place, start in starts.items()}
+        starts = {place: start if start >= 0 else ends[place] for place, start in starts.items() if place in ends}
         left = set(places) if follow else {place for place in places if starts[place] < ends[place]}
         if not left:
             return

@@ -26,6 +26,9 @@ DEAD_LETTER_WINDOW_S = 60.0
 """Seconds after which dead letters are told about again, with how many were left out."""
 
 
+COUNT_S = 30.0
+"""Seconds between two counts of the dead letters: two requests to the broker when there is nothing new."""
+
 _LAST = frozenset({State.STOPPED, State.FAILED})
 
 SIDES = ("postgres", "kafka")
@@ -116,6 +119,14 @@ class PipelineObserver:
             more |= {"left_out": left_out} if left_out else {}
             lsn = str(commit_lsn(sequence))
             self._log.warning("dead letter", reason=reason, event_id=event_id, lsn=lsn, sequence=sequence, what=what, **more)
+
+    def count_dead_letters(self, count: Callable[[Callable[[], None]], int | None], leave: Callable[[], None]) -> None:
+        """Keep how many dead letters are open while we stream; called from a thread of its own, `count` may take long and raise."""
+        found = None
+        try:
+            found = count(leave) if self.health.snapshot.ready else None
+        finally:
+            self.health.dead_letters_open = found
 
     def ignored(self, kind: str, count: int) -> None:
         """Count messages that were decoded and not used."""

@@ -1,0 +1,282 @@
+"""Events appended by applications on a real PostgreSQL: psycopg, SQLAlchemy and Django, sync and async, rows and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import django
+import psycopg
+import pytest
+from django.conf import settings as django_settings
+from django.db import connections, transaction
+from django.db.utils import ConnectionHandler
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from cdc import Event, InvalidEvent, Outbox, event_context
+from cdc.errors import NoTransaction
+from cdc.outbox import OutboxMapping, append, append_async, use
+from cdc.outbox.table import create_sql
+from cdc.postgres.slot import Table
+from tests.pipeline import write_schemas
+
+pytestmark = pytest.mark.servers
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def thing(n: int, **more: Any) -> Event:  # noqa: ANN401 - the fields of Event
+    return Event("Thing", "k", {"n": n}, "thing", **more)
+
+
+@pytest.fixture(scope="module")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("writing") / "schemas"
+    write_schemas(folder)
+    return folder
+
+
+@pytest.fixture
+def connection(database: str, schemas: Path) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database) as opened:
+        opened.execute(create_sql(Table("public", "outbox"), OutboxMapping()).encode())
+        opened.commit()
+        use(Outbox(schemas=schemas))
+        yield opened
+
+
+def rows(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    connection.rollback()
+    return connection.execute(
+        "SELECT id, type, payload, schema_version, headers, occurred_at FROM outbox ORDER BY payload->>'n'"
+    ).fetchall()
+
+
+def url_of(dsn: str) -> URL:
+    parts = conninfo_to_dict(dsn)
+    return URL.create(
+        "postgresql+psycopg",
+        **{
+            name: parts.get(part)
+            for name, part in (("username", "user"), ("password", "password"), ("host", "host"), ("database", "dbname"))
+        },
+        port=int(str(parts.get("port", 5432))),
+    )
+
+
+@contextmanager
+def engine(dsn: str, **options: str) -> Iterator[Engine]:
+    made = create_engine(url_of(dsn), poolclass=NullPool, **options)
+    yield made
+    made.dispose()
+
+
+@contextmanager
+def django_connection(dsn: str) -> Iterator[Any]:
+    parts = conninfo_to_dict(dsn)
+    named = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    database = {"ENGINE": "django.db.backends.postgresql", **{key: str(parts[part]) for key, part in named.items() if part in parts}}
+    if not django_settings.configured:
+        django_settings.configure(DATABASES={})
+        django.setup()
+    connections["default"] = ConnectionHandler({"default": database})["default"]
+    try:
+        yield connections["default"]
+    finally:
+        connections["default"].close()
+        del connections["default"]
+
+
+def in_psycopg(dsn: str, event: Event, *, fails: bool) -> None:
+    with psycopg.connect(dsn) as opened, opened.transaction(force_rollback=fails):
+        append(opened, event)
+
+
+def in_a_cursor(dsn: str, event: Event, *, fails: bool) -> None:
+    with psycopg.connect(dsn, autocommit=True) as opened, opened.transaction(force_rollback=fails), opened.cursor() as cursor:
+        append(cursor, event)
+
+
+def in_a_pipeline(dsn: str, event: Event, *, fails: bool) -> None:
+    with psycopg.connect(dsn, autocommit=True) as opened, opened.pipeline(), opened.transaction(force_rollback=fails):
+        append(opened, event)
+
+
+def in_sqlalchemy(dsn: str, event: Event, *, fails: bool) -> None:
+    with engine(dsn) as made, made.connect() as opened:
+        append(opened, event)
+        opened.rollback() if fails else opened.commit()
+
+
+def in_a_session(dsn: str, event: Event, *, fails: bool) -> None:
+    with engine(dsn) as made, Session(made) as session:
+        append(session, event)
+        session.rollback() if fails else session.commit()
+
+
+def in_django(dsn: str, event: Event, *, fails: bool) -> None:
+    with django_connection(dsn) as opened, transaction.atomic():
+        append(opened, event)
+        transaction.set_rollback(fails)
+
+
+def in_a_django_cursor(dsn: str, event: Event, *, fails: bool) -> None:
+    with django_connection(dsn) as opened, transaction.atomic(), opened.cursor() as cursor:
+        append(cursor, event)
+        transaction.set_rollback(fails)
+
+
+def in_async_psycopg(dsn: str, event: Event, *, fails: bool) -> None:
+    async def write() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(dsn) as opened,
+            opened.transaction(force_rollback=fails),
+            opened.cursor() as cursor,
+        ):
+            await append_async(opened if fails else cursor, event)
+
+    asyncio.run(write())
+
+
+def in_async_sqlalchemy(dsn: str, event: Event, *, fails: bool) -> None:
+    async def write() -> None:
+        made = create_async_engine(url_of(dsn), poolclass=NullPool)
+        async with made.connect() as opened, AsyncSession(opened) as session:
+            await append_async(opened if fails else session, event)
+            await (opened.rollback() if fails else session.commit())
+            if not fails:
+                await opened.commit()
+        await made.dispose()
+
+    asyncio.run(write())
+
+
+WAYS = (
+    in_psycopg, in_a_cursor, in_a_pipeline, in_sqlalchemy, in_a_session, in_django, in_a_django_cursor,
+    in_async_psycopg, in_async_sqlalchemy,
+)  # fmt: skip
+
+
+def test_an_event_stays_if_and_only_if_the_transaction_does_whatever_the_library(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    stayed = []
+    for number, way in enumerate(WAYS):
+        event = thing(number)
+        with event_context(correlation_id=way.__name__, traceparent=TRACE):
+            way(database, thing(100 + number), fails=True)
+            way(database, event, fails=False)
+        stayed.append((event.id, "Thing", {"n": number}, 1, {"correlationid": way.__name__, "traceparent": TRACE}))
+    assert [row[:-1] for row in rows(connection)] == stayed
+
+
+def test_an_event_that_could_not_be_published_fails_where_it_is_written(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(InvalidEvent, match=r"Thing/1 \$\.n: expected long, came a text") as refused:
+        append(connection, Event("Thing", "k", {"n": "canary"}, "thing"))
+    assert refused.value.reason == "schema"
+    assert "canary" not in str(refused.value)
+    assert rows(connection) == [], "and the transaction is as it was"
+
+
+def test_an_event_that_would_commit_alone_is_refused(database: str, connection: psycopg.Connection[Any]) -> None:
+    with psycopg.connect(database, autocommit=True) as alone, pytest.raises(NoTransaction, match="committed alone"):
+        append(alone, thing(1))
+    with (
+        engine(database, isolation_level="AUTOCOMMIT") as made,
+        made.connect() as opened,
+        pytest.raises(NoTransaction, match="committed alone"),
+    ):
+        append(opened, thing(1))
+    with django_connection(database) as opened, pytest.raises(NoTransaction, match="committed alone"):
+        append(opened, thing(1))
+    assert rows(connection) == []
+
+
+def test_async_and_sync_are_not_mistaken_for_each_other(database: str, connection: psycopg.Connection[Any]) -> None:
+    async def write() -> None:
+        async with await psycopg.AsyncConnection.connect(database) as opened:
+            with pytest.raises(TypeError, match="await append_async"):
+                append(opened, thing(1))
+        with pytest.raises(TypeError, match="call append"):
+            await append_async(connection, thing(1))
+        made = create_async_engine(url_of(database), poolclass=NullPool)
+        async with made.connect() as opened:
+            with pytest.raises(TypeError, match="await append_async"):
+                append(opened, thing(1))
+        await made.dispose()
+
+    asyncio.run(write())
+    with pytest.raises(TypeError, match="no connection"):
+        append(object(), thing(1))
+    assert rows(connection) == []
+
+
+def test_a_transaction_that_is_tried_again_writes_the_same_event(connection: psycopg.Connection[Any]) -> None:
+    event = thing(1)
+    append(connection, event)
+    connection.rollback()
+    append(connection, event)
+    connection.commit()
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        append(connection, event)
+    [row] = rows(connection)
+    assert row[0] == event.id
+    assert isinstance(event.id, uuid.UUID)
+    assert event.id.version == 7
+
+
+def test_only_what_is_said_is_written_and_columns_keep_their_defaults(connection: psycopg.Connection[Any]) -> None:
+    append(connection, thing(1))
+    append(connection, thing(2, occurred_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), headers={"tenant": "a"}))
+    append(connection, Event("Thing", "k", None, "thing"))
+    connection.commit()
+    first, second, tombstone = rows(connection)
+    assert first[4] is None
+    assert abs((datetime.now(UTC) - first[5]).total_seconds()) < 3600
+    assert second[4:] == ({"tenant": "a"}, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert tombstone[2:4] == (None, None)
+
+
+def test_a_table_with_other_names_and_columns(connection: psycopg.Connection[Any], schemas: Path) -> None:
+    connection.execute(
+        """CREATE TABLE "We%ird" ("Id" text, kind text, "key" text, body json, trace text, "to" text, place text, extra text DEFAULT 'x')"""
+    )
+    columns = {
+        "id": "Id",
+        "type": "kind",
+        "aggregateid": "key",
+        "payload": "body",
+        "traceparent": "trace",
+        "topic": "to",
+        "partition": "place",
+    }
+    mapping = OutboxMapping(columns=columns, route="things")
+    outbox = Outbox(schemas=schemas, table="public.We%ird", mapping=mapping, lacks=("schema_version", "headers"))
+    with event_context(correlation_id="has no place", traceparent=TRACE):
+        written = outbox.append(connection, Event("Thing", "k", {"n": 1}, topic="elsewhere", partition=3))
+    assert connection.execute(b'SELECT * FROM "We%ird"').fetchall() == [
+        (str(written.id), "Thing", "k", {"n": 1}, TRACE, "elsewhere", "3", "x")
+    ]
+
+
+def test_avro_payloads_and_paths_into_the_payload(connection: psycopg.Connection[Any], schemas: Path) -> None:
+    connection.execute("CREATE TABLE bytes (id uuid, aggregateid text, type text, payload bytea)")
+    encoded = Outbox(schemas=schemas, table="bytes", mapping=OutboxMapping(payload="avro", route="t"), lacks=("schema_version", "headers"))
+    encoded.append(connection, Event("Thing", "k", {"n": 1}))
+    assert connection.execute("SELECT payload FROM bytes").fetchone() == (b"\0\0\0\0\1\2\0",)
+    connection.execute("CREATE TABLE paths (id uuid, type text, payload jsonb)")
+    mapping = OutboxMapping(columns={"aggregateid": "payload.text"}, route="t")
+    paths = Outbox(schemas=schemas, table="paths", mapping=mapping, lacks=("schema_version", "headers"))
+    paths.append(connection, Event("Thing", "k", {"n": 1, "text": "k"}))
+    assert connection.execute("SELECT payload FROM paths").fetchall() == [({"n": 1, "text": "k"},)]
+    with pytest.raises(InvalidEvent, match="aggregateid is not the one"):
+        paths.append(connection, Event("Thing", "k", {"n": 1, "text": "other"}))
