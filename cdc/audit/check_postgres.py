@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 from cdc.audit.finding import Case, Patience, Told, failed, ok, warning
 from cdc.audit.init import OLDEST_SERVER
+from cdc.outbox.emit import FUNCTIONS
 from cdc.outbox.publication import problems
+from cdc.outbox.retention import retained
 from cdc.outbox.table import check_columns
 from cdc.postgres import partitions
 from cdc.postgres.bookmarks import bookmarks
@@ -139,6 +141,23 @@ SELECT c.oid::regclass::text FROM pg_catalog.pg_partition_tree(%s::regclass) t J
 WHERE t.isleaf AND (c.relpersistence <> 'p' OR c.relkind <> 'r') ORDER BY 1"""
 
 
+def _emit(case: Case, catalog: LiveCatalog) -> Told:
+    if case.emit is None:
+        yield ok("outbox.emit is off: no function for writers in other languages")
+        return
+    match case.emit.judge(catalog.query(FUNCTIONS, (case.emit.schema, case.emit.name)))[0]:
+        case "same":
+            yield ok(f"function {case.emit} writes into {case.table}")
+        case "missing":
+            fix = 'run `cdc init` as a role that may make it, or `cdc init --sql` for a DBA; outbox.emit = "off" does without'
+            yield warning(f"function {case.emit} does not exist: writers in other languages cannot call it", fix)
+        case "differs":
+            yield warning(f"function {case.emit} is not what the settings ask for", "run `cdc init`, which replaces it")
+        case _:
+            fix = "name another function in outbox.emit"
+            yield warning(f"function {case.emit} was made by somebody else, or for another pipeline", fix)
+
+
 def _slot(case: Case, catalog: LiveCatalog) -> Told:
     slot = catalog.slot(case.slot)
     if slot is None:
@@ -194,6 +213,23 @@ def _retention(_: Case, catalog: LiveCatalog) -> Told:
         yield warning(f"a slot that nobody reads for {idle} is lost (idle_replication_slot_timeout)", "set it to 0, or to days")
 
 
+def _old_rows(case: Case, catalog: LiveCatalog) -> Told:
+    if not case.retention:
+        yield ok("outbox.retention is not set: old rows stay in the table")
+        return
+    kept = retained(catalog, case.table, case.mapping)
+    [(may,)] = catalog.query(
+        "SELECT has_table_privilege(c.oid, 'DELETE') AND has_any_column_privilege(c.oid, 'UPDATE') FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+        (case.table.schema, case.table.name),
+    )
+    if may:
+        yield ok(f"old rows are told by {kept.column or 'their commit time'}, and may be deleted")
+    else:
+        what = f"the role has no right to delete from {case.table}: outbox.retention needs it, and UPDATE of a column to lock rows"
+        yield failed(what, "run `cdc init`; `cdc init --sql` prints the statement")
+
+
 def _synchronous(case: Case, catalog: LiveCatalog) -> Told:
     names = catalog.setting("synchronous_standby_names")
     if "*" in names or case.application_name in names:
@@ -247,8 +283,10 @@ QUESTIONS: Mapping[str, Callable[[Case, LiveCatalog], Told]] = {
     "outbox table": _table,
     "publication": _publication,
     "partitions": _partitions,
+    "function for writers": _emit,
     "slot": _slot,
     "retention": _retention,
+    "old rows": _old_rows,
     "synchronous_standby_names": _synchronous,
     "open transactions": _old_transactions,
 }

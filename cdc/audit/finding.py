@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from cdc.errors import CdcError
 from cdc.kafka.topics import Create
+from cdc.outbox.emit import Emit
 from cdc.outbox.mapping import OutboxMapping
 from cdc.postgres.slot import Table
 
@@ -56,6 +57,8 @@ class Case:
     create: Create | None
     static_topics: tuple[str, ...]
     transaction_timeout_ms: int
+    retention: bool
+    emit: Emit | None
 
 
 Told = Iterator[tuple[Status, str, str]]

@@ -20,6 +20,7 @@ from cdc.errors import CdcError, ConfigurationError, ContinuityError, KafkaRefus
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
+from cdc.outbox.emit import FUNCTIONS, SCHEMA, Emit
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.publication import check_outbox
 from cdc.outbox.replay import Encoders
@@ -64,9 +65,11 @@ class Plan:
     static_topics: tuple[str, ...]
     create_table: bool
     existing: Literal["skip", "publish"] | None
+    deletes_by: str | None = None
     where: str | None = None
     encoder: Encoders | None = None
     policy: Policy | None = None
+    emit: Emit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say, progress:
     try:
         check_server(catalog)
         _ensure_table(ends)
-        if administration.ensure_role(plan.dsn, plan.table):
+        _ensure_emit(ends)
+        if administration.ensure_role(plan.dsn, plan.table, plan.deletes_by):
             say("created the pipeline's role")
         _ensure_topics(ends)
         position, cluster = publisher.peek()
@@ -125,6 +129,26 @@ def _ensure_table(ends: _Ends) -> None:
         for statement in partitions.keep_rows_sql(plan.table):
             ends.administration.execute(statement)
         ends.say(f"created trigger {partitions.NAME!r}: an UPDATE may not move rows of {plan.table} to another partition")
+
+
+def _ensure_emit(ends: _Ends) -> None:
+    """Make the writers' function, or say why not: the pipeline works without it, so nothing of it stops the pipeline."""
+    emit, administration = ends.plan.emit, ends.administration
+    if emit is None:
+        return
+    verdict, replaced = emit.judge(ends.catalog.query(FUNCTIONS, (emit.schema, emit.name)))
+    if verdict == "foreign":
+        ends.say(f"function {emit} was made by somebody else and was left as it is: name another one in outbox.emit")
+    if verdict in ("same", "foreign"):
+        return
+    [(there,)] = ends.catalog.query(SCHEMA, (emit.schema,))
+    statements = [*(f"DROP FUNCTION {each}" for each in replaced), *emit.statements(make_schema=not there)]
+    try:
+        administration.execute(";\n".join(statements))  # as one, so that the function is never missing
+    except PostgresRefused as refused:
+        ends.say(f'function {emit} was not made: {refused.what}; `cdc init --sql` prints it for a DBA, outbox.emit = "off" does without')
+    else:
+        ends.say(f"{'replaced' if replaced else 'created'} function {emit} for writers in other languages")
 
 
 def _ensure_topics(ends: _Ends) -> None:

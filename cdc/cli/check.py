@@ -55,6 +55,8 @@ def case(settings: Settings) -> Case:
         schemas=Path(settings.schemas.folder),
         create=app.create(settings),
         static_topics=tuple(app.static_topics(settings)),
+        emit=app.emit(settings),
+        retention=settings.outbox.retention is not None,
         transaction_timeout_ms=number(settings.kafka, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS),
     )
 

@@ -77,7 +77,9 @@ def plan_of(settings: Settings, *, create_table: bool, skip: bool) -> Plan:
         static_topics=tuple(app.static_topics(settings)),
         create_table=create_table,
         existing="skip" if skip else None,
+        deletes_by=None if settings.outbox.retention is None else app.mapping(settings).column("id"),
         policy=app.policy(settings),
+        emit=app.emit(settings),
     )
 
 
@@ -89,8 +91,9 @@ def _sql(settings: Settings, plan: Plan) -> str:
         "-- postgresql.conf needs wal_level = logical. Run this as the owner of the table, or as a superuser;",
         "-- then `cdc init` as the pipeline's role makes the slot, the topics and the first position.",
         *([create_sql(plan.table, plan.mapping)] if plan.create_table else []),
-        *role_sql(str(target.get("user") or "cdc"), str(target.get("dbname") or settings.name), plan.table),
+        *role_sql(str(target.get("user") or "cdc"), str(target.get("dbname") or settings.name), plan.table, plan.deletes_by),
         publication_sql(plan.publication, plan.table),
         keep_rows_if_partitioned_sql(plan.table),
+        *(plan.emit.statements() if plan.emit else []),
     ]
     return "\n".join(line if line.startswith("--") else line + ";" for line in lines)
