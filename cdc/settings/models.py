@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, PrivateAttr, model_validator
 
 from cdc.outbox.mapping import KEYS
 from cdc.settings.values import (
@@ -81,6 +81,19 @@ SECTION_NOTES: Mapping[str, str] = {
 }
 
 
+def _function_name(value: object) -> TableName | None:
+    """Read `schema.function`, or "off"."""
+    if value is None or value == "off":
+        return None
+    try:
+        return TableName.parse(value)
+    except Wrong:
+        raise Wrong("is not the name of a function", 'write schema.function, or "off"') from None
+
+
+FunctionName = Annotated[TableName | None, BeforeValidator(_function_name), PlainSerializer(lambda name: str(name or "off"))]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
@@ -134,6 +147,11 @@ class OutboxSettings(_Frozen):
         description='The outbox table. Names are literal and quoted by us; a dot inside a name needs double quotes: `App."Out.box"`.',
     )
     columns: ColumnSettings = ColumnSettings()
+    emit: FunctionName = Field(
+        default=TableName("cdc", "emit"),
+        description='The SQL function that `cdc init` makes for writers in other languages; "off" for none. Pipelines of one '
+        "database need different names.",
+    )
     message_prefix: str | None = Field(
         default=None,
         min_length=1,
