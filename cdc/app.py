@@ -34,6 +34,7 @@ from cdc.postgres.slot import Table
 from cdc.postgres.stream import ReplicationStream
 from cdc.resilience.backoff import Backoff
 from cdc.settings import Settings
+from cdc.settings import mapping as settings_mapping
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.2, 5.0
 """Short enough that a server that is back is noticed at once, long enough not to be load on one that is not."""
@@ -56,18 +57,7 @@ def table(settings: Settings) -> Table:
 
 def mapping(settings: Settings) -> OutboxMapping:
     """Return how rows become records."""
-    return OutboxMapping(
-        columns=settings.outbox.columns.named(),
-        route=settings.topics.route,
-        subject=settings.schemas.subject,
-        source=settings.outbox.source,
-        tombstones=settings.outbox.tombstones,
-        payload=settings.outbox.payload,
-        value=settings.topics.value,
-        headers=settings.topics.headers,
-        placed=settings.topics.placed,
-        message_prefix=settings.outbox.message_prefix,
-    )
+    return settings_mapping.mapping(settings)
 
 
 def emit(settings: Settings) -> Emit | None:
