@@ -1,0 +1,358 @@
+"""The application object: what a user writes, made into handlers, a loop and a driver.
+
+Strategy: declarations are checked where they are made, so that a mistake is told at import and not at the first event. `run` builds
+everything anew, so one object can be run again (tests do) and holds no server's state between runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import queue
+import random
+import re
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cdc.avro import folder
+from cdc.avro.registry import Registry
+from cdc.consumer.desk import Desk, Janitor
+from cdc.consumer.driver import Driver
+from cdc.consumer.event import Event, envelope
+from cdc.consumer.handler import Function, Handler, Reader
+from cdc.consumer.inbox import DDL, Store
+from cdc.consumer.lane import Job, Result
+from cdc.consumer.loop import Limits, Loop, Rules
+from cdc.consumer.moving import Mover
+from cdc.consumer.names import Names, business_key, too_short, validator
+from cdc.consumer.names import called as as_called
+from cdc.consumer.ports import Log, Observer
+from cdc.consumer.retry import Retry
+from cdc.consumer.shares import WEIGHTS, Shares
+from cdc.consumer.steps import Inbox, Policy
+from cdc.consumer.worker import Hand, Tools, Workers
+from cdc.errors import CdcError, ConfigurationError
+from cdc.kafka.client import nobody_waits
+from cdc.kafka.properties import Properties, admin_properties, client_properties, consumer_properties
+from cdc.kafka.topics import Create, Topic, Topics
+from cdc.resilience.breaker import Breaker
+
+if TYPE_CHECKING:
+    import psycopg
+
+F = TypeVar("F", bound=Callable[..., Any])
+Choice = TypeVar("Choice", Inbox, Policy)
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+CONNECT_TIMEOUT_S: Final = 5
+GRACE_S: Final = 10.0
+METADATA_MS: Final = 10_000
+"""How often Kafka is asked for its topics, so that one that is made later is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dependency:
+    breaker: Callable[[], Breaker]
+    errors: tuple[type[BaseException], ...]
+
+
+class Consumer:
+    """One consumer group: its topics, its handlers and its rules. `help(cdc.consumer)` is the manual."""
+
+    def __init__(  # noqa: PLR0913 - what can be set, each by keyword and with a default
+        self,
+        name: str,
+        *,
+        topics: Sequence[str] | Mapping[str, str],
+        kafka: Mapping[str, object],
+        postgres: str | None = None,
+        schemas: str | Path | Registry | None = None,
+        inbox: str = Inbox.EVENTS,
+        retention: timedelta | None = timedelta(days=30),
+        replay: timedelta = timedelta(0),
+        retry: Retry | None = None,
+        retry_topics: bool = False,
+        dead_letter_topic: str | None = None,
+        unparkable: str = "stop",
+        after_parked: str = Policy.FLAG,
+        create: Create | None = None,
+        batch: int = 1,
+        workers: int = 4,
+        processes: int = 0,
+        in_flight: int = 2_000,
+        rate: float | None = None,
+        shares: Mapping[str, int] | None = None,
+        worker_limits: Mapping[str, int] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"a consumer cannot be called {name!r}", "use letters, digits, dots, hyphens and underscores")
+        self.name = name
+        self.names = Names(name, dead_letter_topic)
+        self._topics = dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "default")
+        self._weights = {**WEIGHTS, **(shares or {})}
+        for topic, priority in self._topics.items():
+            if priority not in self._weights:
+                raise ConfigurationError(f"topic {topic} has an unknown priority {priority!r}", f"use one of {', '.join(self._weights)}")
+        self._kafka = client_properties(kafka)
+        self._postgres = postgres
+        self._schemas = schemas
+        self._inbox = Inbox.OFF if postgres is None else _choice(Inbox, inbox, "inbox")
+        self._retention, self._replay = retention, replay
+        self._retry = retry or Retry()
+        self._retry_topics = retry_topics
+        self._unparkable = unparkable
+        self._policy = _choice(Policy, after_parked, "after_parked")
+        if unparkable not in {"stop", "skip"}:
+            raise ConfigurationError(f"unparkable cannot be {unparkable!r}", 'use "stop" or "skip"')
+        if self._policy is Policy.BLOCK and (postgres is None or retry_topics):
+            raise ConfigurationError('after_parked="block" needs a database and retries in place', "leave retry_topics off")
+        self._create = create
+        self._limits = Limits(workers, batch, in_flight, rate)
+        self._processes = processes
+        self._worker_limits = dict(worker_limits or {})
+        self._observer: Observer = observer or Log()
+        self._handlers: list[Handler] = []
+        self._dependencies: dict[str, _Dependency] = {}
+        self._driver: Driver | None = None
+        self._stop = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name} handlers={len(self._handlers)} {self._driver or 'not running'}>"
+
+    # Declarations
+
+    def breaker(
+        self, name: str, *, errors: tuple[type[BaseException], ...], failures: int = 5, open_s: float = 300.0, probes: int = 1
+    ) -> None:
+        """Declare a dependency: after `failures` in a row of these errors its events wait for `open_s`, then `probes` are tried."""
+        if name in self._dependencies:
+            raise ConfigurationError(f"consumer {self.name} has two breakers called {name!r}", "give one of them another name")
+        self._dependencies[name] = _Dependency(lambda: Breaker(failures, open_s, probes), errors)
+
+    def on(  # noqa: PLR0913 - what can be said of a handler
+        self,
+        event: str | type,
+        *,
+        name: str | None = None,
+        version: int | None = None,
+        model: Function | None = None,
+        retry: Retry | None = None,
+        breaker: str | None = None,
+        unique: str | Callable[[Event], str] | None = None,
+        unique_for: float | None = None,
+        compute: Function | None = None,
+        pipeline: bool = False,
+    ) -> Callable[[F], F]:
+        """Declare a handler for a type of event, "*" for every type; use it as a decorator.
+
+        `event` may be a class whose `model_validate` makes its instances (a pydantic model, named as the event's type).
+        """
+        kind, model = (event, model) if isinstance(event, str) else (event.__name__, model or validator(event))
+
+        def declare(function: F) -> F:
+            called = name or str(getattr(function, "__name__", ""))
+            self._check(called, breaker, unique, unique_for)
+            self._handlers.append(
+                Handler(
+                    name=called,
+                    marker=f"{self.name}.{called}",
+                    type=kind,
+                    call=as_called(function, called),
+                    is_async=inspect.iscoroutinefunction(function),
+                    version=version,
+                    model=model,
+                    retry=retry or self._retry,
+                    breaker=breaker,
+                    dependency_errors=self._dependencies[breaker].errors if breaker else (),
+                    unique=business_key(unique) if isinstance(unique, str) else unique,
+                    unique_for_s=unique_for,
+                    compute=compute,
+                    pipeline=pipeline,
+                )
+            )
+            return function
+
+        return declare
+
+    def _check(self, name: str, breaker: str | None, unique: object, unique_for: float | None) -> None:
+        where = f"handler {name!r} of consumer {self.name}"
+        if not NAME.fullmatch(name) or "," in name:
+            raise ConfigurationError(f"{where} has no usable name", "give it one: on(.., name=..)")
+        if any(handler.name == name for handler in self._handlers):
+            raise ConfigurationError(f"{where} is declared twice", "its name is its place in the inbox: give one of them another name")
+        if breaker is not None and breaker not in self._dependencies:
+            raise ConfigurationError(f"{where} names a breaker {breaker!r} that is not declared", "call breaker(..) before")
+        if unique is not None and self._postgres is None:
+            raise ConfigurationError(f"{where} has a business key and the consumer no database", "set postgres")
+        if unique_for is not None and unique is None:
+            raise ConfigurationError(f"{where} has unique_for without unique", 'name the key, such as unique="welcome:{id}"')
+
+    # Running
+
+    @property
+    def ddl(self) -> str:
+        """The statements that make the consumer's tables, for a migration of yours; safe to run again."""
+        return DDL
+
+    def create_tables(self) -> None:
+        """Make the consumer's tables where they are missing."""
+        store = Store(self.name, self._connect)
+        try:
+            store.create_tables()
+        finally:
+            store.close()
+
+    def run(self, *, grace: float = GRACE_S, signals: bool = True) -> None:
+        """Consume until `stop`, SIGTERM or SIGINT; jobs under way may take `grace` seconds more.
+
+        Raises ConfigurationError or KafkaRefused for what a person has to mend. In another thread than the main one there are no
+        signals.
+        """
+        if not self._handlers:
+            raise ConfigurationError(f"consumer {self.name} has no handler", "declare one with on(..)")
+        self._stop.clear()
+        with self._signals() if signals and threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
+            self._run(grace)
+
+    def stop(self) -> None:
+        """Let `run` end; may be called by any thread and more than once."""
+        self._stop.set()
+        driver = self._driver
+        if driver is not None:
+            driver.stopping = True
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, lambda *_: self.stop()) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _run(self, grace_s: float) -> None:
+        registry = self._registry()
+        reader = Reader(self._handlers, registry)
+        asynchronous = any(handler.is_async for handler in self._handlers)
+        tools = Tools(
+            self.name,
+            reader,
+            self._retry,
+            self._inbox,
+            self._policy,
+            None if self._postgres is None else self._connect,
+            self._connect_async if self._postgres is not None and asynchronous else None,
+            None if isinstance(self._schemas, Registry) else folder.refreshed,
+            self._processes,
+        )
+        self._prepare()
+        results: queue.SimpleQueue[tuple[Job, Result]] = queue.SimpleQueue()
+        workers, desk = Workers(results), Workers(results)
+        clerk = Desk(self.name, self.names, self._store(), self._mover)
+        janitor = Janitor(self._store(), [handler.marker for handler in self._handlers], self._retention)
+        try:
+            tools.open()
+            self._driver = Driver(
+                name=self.name,
+                loop=self._loop(reader),
+                properties=self._properties(),
+                topics=list(self._topics),
+                optional=self.names.own(self._retry if self._retry_topics else None),
+                workers=workers,
+                desk=desk,
+                observer=self._observer,
+            )
+            self._driver.stopping = self._stop.is_set()
+            for number in range(self._limits.workers):
+                hand = Hand(tools)
+                workers.start(f"{self.name}-{number}", hand.perform, hand.close)
+            desk.start(f"{self.name}-desk", clerk.perform, clerk.close)
+            janitor.start()
+            self._driver.run(grace_s)
+        finally:
+            self._driver = None
+            janitor.close()
+            workers.close(1.0)
+            desk.close(1.0)
+            tools.close()
+
+    def _loop(self, reader: Reader) -> Loop:
+        rules = Rules(
+            draw=random.random,
+            priority=lambda topic: self._topics.get(topic, "default"),
+            depends=reader.breaker if self._dependencies else lambda _: None,
+            due_ms=lambda record: envelope(record).due_ms if self.names.is_own(record.topic) else 0,
+            attempts=lambda record: envelope(record).attempts if self.names.is_own(record.topic) else 0,
+            alone=lambda record: self.names.is_own(record.topic),
+            later=self._retry_topics,
+            skip_unparkable=self._unparkable == "skip",
+        )
+        breakers = {name: dependency.breaker() for name, dependency in self._dependencies.items()}
+        return Loop(self._limits, rules, breakers, Shares(self._weights, self._worker_limits))
+
+    def _registry(self) -> Registry | None:
+        if self._schemas is None or isinstance(self._schemas, Registry):
+            return self._schemas
+        return folder.load(Path(self._schemas))
+
+    def _properties(self) -> Properties:
+        return consumer_properties(
+            {"partition.assignment.strategy": "cooperative-sticky", "topic.metadata.refresh.interval.ms": METADATA_MS, **self._kafka},
+            self.name,
+        ) | {"group.id": self.name, "auto.offset.reset": "earliest"}
+
+    def _store(self) -> Store | None:
+        return None if self._postgres is None else Store(self.name, self._connect)
+
+    def _mover(self) -> Mover:
+        """Make what moves records; its id is ours alone, because the group's generation fences, and not the id."""
+        name = f"{self.name}-moves-{uuid.uuid4().hex[:12]}"
+        return Mover(name=name, group=self.name, kafka=self._kafka, topic=self.names.dead_letter, create=self._create)
+
+    def _prepare(self) -> None:
+        """Make the topics that are ours, if we may, and warn of an inbox that forgets too early."""
+        topics = Topics(admin_properties(self._kafka, self.name))
+        try:
+            if self._create is not None:
+                for name in (self.names.dead_letter, *self.names.own(self._retry if self._retry_topics else None)):
+                    topics.create(name, self._create, {}, nobody_waits)
+            if self._inbox is Inbox.EVENTS and self._retention is not None:
+                for name, found in topics.describe(list(self._topics), nobody_waits).items():
+                    if isinstance(found, Topic) and (warning := too_short(name, found.config, self._retention, self._replay)):
+                        self._observer.hitch(self.name, warning)
+        except CdcError as error:
+            self._observer.hitch(self.name, f"topics could not be looked at: {type(error).__name__}")
+        finally:
+            topics.close()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        import psycopg  # noqa: PLC0415 - a consumer without a database needs none
+
+        assert self._postgres is not None, "asked for with a database only"
+        return psycopg.connect(
+            self._postgres, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name=f"cdc-consumer-{self.name}"
+        )
+
+    async def _connect_async(self) -> psycopg.AsyncConnection[Any]:
+        import psycopg  # noqa: PLC0415 - see above
+
+        assert self._postgres is not None, "asked for with a database only"
+        return await psycopg.AsyncConnection.connect(
+            self._postgres, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name=f"cdc-consumer-{self.name}"
+        )
+
+
+def _choice(kind: type[Choice], value: str, what: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigurationError(f"{what} cannot be {value!r}", f"use one of {', '.join(kind)}") from None

@@ -1,0 +1,127 @@
+"""The desk: one thread for what takes long and is rare, so that it keeps no worker and no poll waiting.
+
+Looking up what is known of a partition, moving records, keeping attempts, and, in a thread of its own, deleting old markers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from cdc.consumer.dead_letter import dead_letter, later
+from cdc.consumer.inbox import PRUNE_ROWS, Store
+from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Note, Noted, Result
+from cdc.consumer.moving import Mover
+from cdc.consumer.names import Names
+from cdc.consumer.ports import LOG
+from cdc.errors import CdcError
+
+PRUNE_S: Final = 60.0
+"""How often old markers are deleted."""
+
+
+class Desk:
+    """What is done for the loop beside handling; `mover` makes the publisher when the first record is to be moved."""
+
+    def __init__(self, consumer: str, names: Names, store: Store | None, mover: Callable[[], Mover]) -> None:
+        self._consumer = consumer
+        self._names = names
+        self._store = store
+        self._new_mover = mover
+        self._mover: Mover | None = None
+
+    def __repr__(self) -> str:
+        return f"<Desk of {self._consumer}>"
+
+    def perform(self, job: Job) -> Result:
+        """Do one job; what fails is told in the result."""
+        assert not isinstance(job, Handle), "workers handle"
+        if isinstance(job, Load):
+            return self._load(job)
+        if isinstance(job, Note):
+            self._note(job)
+            return Noted()
+        try:
+            self._move(job)
+        except CdcError as error:
+            return Moved(f"{type(error).__name__}: {error.what}")
+        except Exception as error:  # noqa: BLE001 - the database's, as a rule; the loop tries again
+            return Moved(type(error).__name__)
+        return Moved()
+
+    def close(self) -> None:
+        """Let the clients go."""
+        if self._mover is not None:
+            self._mover.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _load(self, job: Load) -> Loaded:
+        if self._store is None:
+            return Loaded()
+        try:
+            return self._store.load(job.lane.topic, job.lane.partition)
+        except Exception as error:  # noqa: BLE001 - the loop tries again
+            return Loaded(error=type(error).__name__)
+
+    def _note(self, job: Note) -> None:
+        if self._store is None:
+            return
+        try:
+            self._store.note(job.lane.topic, job.lane.partition, job.offset, job.attempts)
+        except Exception as error:  # noqa: BLE001 - an attempt that is forgotten is one more attempt
+            LOG.info("%s: an attempt was not written down: %s", self._consumer, type(error).__name__)
+
+    def _move(self, job: Move) -> None:
+        record, lane = job.record, job.lane
+        if self._mover is None:
+            self._mover = self._new_mover()
+        if job.delay_s is None:
+            topic = self._names.dead_letter
+            limit = self._mover.limit_bytes(topic)
+            moved = dead_letter(topic, record, job.failure, consumer=self._consumer, attempts=job.attempts, limit_bytes=limit)
+            if self._store is not None:
+                # Before the letter: one that was written down and not parked only makes the next events of its key look twice.
+                self._store.park(record)
+        else:
+            due_ms = time.time_ns() // 1_000_000 + round(job.delay_s * 1000)
+            moved = later(self._names.retry(job.attempts), record, job.failure, attempts=job.attempts, due_ms=due_ms)
+        self._mover.move(moved, {lane.place: record.offset + 1}, job.group)
+
+
+class Janitor:
+    """Deletes markers and business keys that need not be kept any longer, until it is closed."""
+
+    def __init__(self, store: Store | None, markers: Sequence[str], keep: timedelta | None) -> None:
+        self._store = store
+        self._markers = markers
+        self._keep = keep
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="cdc-consumer-janitor", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Janitor keeps {self._keep or 'everything'}>"
+
+    def start(self) -> None:
+        """Begin, if there is a database."""
+        if self._store is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(1.0)
+
+    def _work(self) -> None:
+        assert self._store is not None, "started with one"
+        while not self._ended.wait(PRUNE_S):
+            try:
+                while self._store.prune(self._markers, self._keep) >= PRUNE_ROWS and not self._ended.is_set():
+                    pass
+            except Exception as error:  # noqa: BLE001 - tried again in a minute
+                LOG.info("old markers were not deleted: %s", type(error).__name__)
+        self._store.close()

@@ -1,0 +1,101 @@
+"""Runs the steps of a database transaction over a connection, synchronous or not: the two thin halves of what is otherwise one.
+
+Rules.
+- A handler that ends the transaction, or swallows a database error, would have its effect without its marker, or neither: after
+  each call the transaction must be open and whole. PostgreSQL answers the COMMIT of a failed transaction with a rollback that is
+  no error, and psycopg leaves a `psycopg.Rollback` at the block's end without a word.
+- Only the generator's own end is its end: a StopIteration of a handler is that handler's failure.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.consumer.retry import Unprocessable
+from cdc.consumer.steps import Ask, Call, Steps
+
+if TYPE_CHECKING:
+    import psycopg
+
+IN_TRANSACTION: Final = 2
+"""libpq's PQTRANS_INTRANS: open, idle and whole."""
+
+BROKEN: Final = "the handler ended its database transaction, or went on after one of its statements had failed"
+ROLLED_BACK: Final = "the handler rolled its database transaction back"
+
+
+def _next(steps: Steps, answer: list[tuple[Any, ...]] | None) -> tuple[Ask | Call | None, list[bool]]:
+    """Return the next step, or None and what the steps return."""
+    try:
+        return (next(steps) if answer is None else steps.send(answer)), []
+    except StopIteration as end:
+        return None, end.value
+
+
+def run(steps: Steps, connection: psycopg.Connection[Any] | None, *, pipeline: bool = False) -> list[bool]:
+    """Run steps in one transaction of a connection in autocommit; without a connection there are only calls."""
+    applied: list[bool] | None = None
+    with (
+        nullcontext() if connection is None else connection.transaction(),
+        connection.pipeline() if connection is not None and pipeline else nullcontext() as queue,
+    ):
+        answer: list[tuple[Any, ...]] | None = None
+        while applied is None:
+            step, outcome = _next(steps, answer)
+            answer = []
+            if step is None:
+                if queue is not None:
+                    queue.sync()
+                    _check(connection)
+                applied = outcome
+            elif isinstance(step, Call):
+                step.unit.handler.call(step.unit.event, connection)
+                if queue is None:
+                    _check(connection)
+            else:
+                assert connection is not None, "questions need a database"
+                cursor = connection.execute(step.query.encode(), step.parameters)
+                answer = cursor.fetchall() if step.rows else []
+    return _committed(applied)
+
+
+async def run_async(steps: Steps, connection: psycopg.AsyncConnection[Any] | None) -> list[bool]:
+    """Do the same with an asynchronous connection."""
+    applied: list[bool] | None = None
+    async with nullcontext() if connection is None else connection.transaction():
+        answer: list[tuple[Any, ...]] | None = None
+        while applied is None:
+            step, outcome = _next(steps, answer)
+            answer = []
+            if step is None:
+                applied = outcome
+            elif isinstance(step, Call):
+                await _called(step, connection)
+                _check(connection)
+            else:
+                assert connection is not None, "questions need a database"
+                cursor = await connection.execute(step.query.encode(), step.parameters)
+                answer = await cursor.fetchall() if step.rows else []
+    return _committed(applied)
+
+
+async def _called(step: Call, connection: object) -> None:
+    try:
+        await step.unit.handler.call(step.unit.event, connection)
+    except (SystemExit, KeyboardInterrupt) as error:
+        # They would end the event loop, and every other handler with it.
+        msg = f"the handler raised {type(error).__name__}"
+        raise RuntimeError(msg) from None
+
+
+def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> None:
+    if connection is not None and connection.pgconn.transaction_status != IN_TRANSACTION and not connection.closed:
+        raise Unprocessable(BROKEN)
+
+
+def _committed(applied: list[bool] | None) -> list[bool]:
+    """What comes out of the block without an outcome was rolled back by psycopg.Rollback."""
+    if applied is None:
+        raise Unprocessable(ROLLED_BACK)
+    return applied

@@ -1,0 +1,148 @@
+"""Consumers for tests: records as the pipeline writes them, and a consumer that runs in a thread of the test.
+
+`Line` is one test's topic, group and database. Records are made by a plain producer, so that a test decides about every header.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import psycopg
+from confluent_kafka import Consumer as PlainConsumer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from cdc.consumer import Consumer, Create, Event
+from tests.pipeline import SCHEMA, write_schemas
+from tests.waiting import wait_for
+
+CREATE = Create(partitions=1, replication_factor=1, min_insync_replicas=1)
+
+EFFECTS = (
+    "CREATE TABLE IF NOT EXISTS effects (event_id text NOT NULL, n bigint, partition integer, at timestamptz DEFAULT clock_timestamp())"
+)
+
+
+@dataclass
+class Line:
+    """A topic and what consumes it."""
+
+    name: str
+    bootstrap: str
+    dsn: str
+    schemas: Path
+
+    @property
+    def topic(self) -> str:
+        return f"{self.name}.thing"
+
+    def make_topic(self, partitions: int = 1, name: str = "", **config: str) -> None:
+        topic = NewTopic(name or self.topic, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for made in admin.create_topics([topic]).values():
+            made.result()
+
+    def consumer(self, name: str = "", **settings: Any) -> Consumer:  # noqa: ANN401 - whatever a consumer takes
+        """A consumer on this topic and database, with its own topics made and its tables."""
+        kafka = {"bootstrap.servers": self.bootstrap, **settings.pop("kafka", {})}
+        given = {"topics": [self.topic], "postgres": self.dsn, "schemas": self.schemas, "create": CREATE, **settings}
+        made = Consumer(name or self.name, kafka=kafka, **given)
+        if given["postgres"]:
+            made.create_tables()
+            self.execute(EFFECTS)
+        return made
+
+    def publish(self, *records: Mapping[str, Any], topic: str = "") -> None:
+        """Write records and wait until they are there; see `event` for one."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        for record in records:
+            producer.produce(topic or self.topic, **record)
+        assert producer.flush(30) == 0
+
+    def execute(self, statement: str, parameters: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def effects(self) -> list[int]:
+        """The numbers of the events that were applied, in the order of their effects."""
+        return [n for (n,) in self.execute("SELECT n FROM effects ORDER BY at")]
+
+    def wait_effects(self, expected: Sequence[int], deadline_s: float = 30.0) -> None:
+        """Wait until so many effects are there, then see that they are these, in this order."""
+        wait_for(lambda: len(self.effects()) >= len(expected), deadline_s, f"{len(expected)} effects of {self.name}")
+        assert self.effects() == list(expected)
+
+    def committed(self, partition: int = 0, group: str = "", topic: str = "") -> int:
+        """The group's offset."""
+        plain = PlainConsumer({"bootstrap.servers": self.bootstrap, "group.id": group or self.name})
+        try:
+            [place] = plain.committed([TopicPartition(topic or self.topic, partition)], timeout=20)
+            return int(place.offset)
+        finally:
+            plain.close()
+
+
+def event(n: int, *, event_id: str = "", key: str | None = "k", partition: int = 0, **headers: str) -> dict[str, Any]:
+    """Arguments of `produce` for one event; further headers by name, `ce_replay=".."`."""
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(dict(SCHEMA)), {"n": n, "text": ""})
+    told = {
+        "ce_id": event_id or str(uuid.uuid5(uuid.NAMESPACE_OID, str(n))),
+        "ce_source": "/shop",
+        "ce_type": "Thing",
+        "ce_sequence": f"{1:04x}{n:016x}{0:08x}",
+        **headers,
+    }
+    value = b"\0" + (1).to_bytes(4, "big") + body.getvalue()
+    return {"key": key, "value": value, "partition": partition, "headers": [(name, text.encode()) for name, text in told.items()]}
+
+
+def write_effect(event: Event, connection: psycopg.Connection[Any]) -> None:
+    """A handler: one row for each call."""
+    connection.execute("INSERT INTO effects (event_id, n, partition) VALUES (%s, %s, %s)", (event.id, event.value["n"], event.partition))
+
+
+@contextmanager
+def consuming(*consumers: Consumer, grace: float = 10.0) -> Iterator[None]:
+    """Run consumers in threads; what made one of them end is raised at the end."""
+    failures: list[BaseException] = []
+
+    def work(consumer: Consumer) -> None:
+        try:
+            consumer.run(grace=grace)
+        except BaseException as error:  # noqa: BLE001 - raised by the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(consumer,)) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for consumer in consumers:
+            consumer.stop()
+        for thread in threads:
+            thread.join(60)
+    assert not failures, failures
+
+
+def line(name: str, bootstrap: str, dsn: str, folder: Path) -> Line:
+    """Make a line with the tests' one schema."""
+    schemas = folder / "schemas"
+    if not schemas.exists():
+        write_schemas(schemas)
+    return Line(name, bootstrap, dsn, schemas)
+
+
+def letters(records: Sequence[Any]) -> list[dict[str, str]]:
+    """The headers of dead letters as text."""
+    return [{name: (value or b"").decode() for name, value in record.headers.items()} for record in records]
