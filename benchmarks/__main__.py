@@ -1,74 +1,104 @@
-"""`make bench`: this pipeline beside the limits, in one run on the same servers; figures are ratios, machines are noisy."""
+"""`make bench`: this pipeline, the limits and its peers side by side on the same backlog and servers.
+
+Without options: the large backlog, the one of single-row transactions, and latency, in about 20 minutes on two cores.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 
-from benchmarks import backlog, latency
-from benchmarks.rig import rig
+from benchmarks import growth, latency, quick, report
+from benchmarks.machine import where
+from benchmarks.peers.peer import Peer
+from benchmarks.versus import LARGE_PEERS, PEERS, SINGLE_PEERS, Backlog, tell, versus
 
-BACKLOG_ROWS, PER_TRANSACTION, HUGE_ROWS = 300_000, 100, 1_000_000
+EVENTS = 3_000_000
+"""Of the large backlog: what a virtual machine spends on compiling is small beside it."""
 
-PARTITIONS = 6
-"""Each partition that a Kafka transaction touches costs the broker a request of its own (KIP-890's verification and
-librdkafka's one produce request for each), so latency is shown for one partition and for several."""
+PER_TRANSACTION = 100
+
+SINGLE_SHARE = 15
+"""The backlog of single-row transactions is so many times smaller."""
+
+SELECTIONS = ("backlog", "single", "latency", "growth")
 
 
 def main() -> int:
-    """Run the benchmarks and print the figures."""
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round of each")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of the backlog, each beside its limit (default 3)")
-    parser.add_argument("--seconds", type=float, default=10, help="length of a latency window (default 10)")
-    parser.add_argument("--json", action="store_true", help="end with one line that is one JSON object")
-    options = parser.parse_args()
-    figures = measure(1 if options.quick else options.rounds, options.seconds)
-    for name, value in figures.items():
-        print(f"{name:24} {value}")
+    """Measure what was chosen, print it, and keep it when asked to."""
+    options = _options()
+    if options.render:
+        report.write()
+        return 0
+    if options.quick:
+        figures = quick.measure(options.repeat or 1, options.seconds)
+        for name, value in figures.items():
+            print(f"{name:24} {value}")
+    else:
+        measured = _measured(options)
+        print("\n\n".join(report.tables(name, document) for name, document in measured.items()))
+        figures = {**report.summary(measured), **measured}
     if options.json:
         print(orjson.dumps(figures).decode())
     return 0
 
 
-def measure(rounds: int, seconds: float) -> dict[str, object]:
-    """Return every figure, the backlog's as the median over rounds."""
-    drains = []
-    with rig() as servers:
-        latency.make_topics(servers, (1, PARTITIONS))
-        for round_ in range(rounds):
-            _tell(f"round {round_ + 1}: a backlog of {BACKLOG_ROWS:,} rows")
-            servers.insert(BACKLOG_ROWS, PER_TRANSACTION)
-            limit_s = backlog.limit(servers)
-            drains.append((limit_s, backlog.ours(servers, BACKLOG_ROWS)))
-        times = {}
-        for partitions, suffix in ((1, ""), (PARTITIONS, f"_{PARTITIONS}_partitions")):
-            _tell(f"latency at 1,000 single-row transactions a second into {partitions} partitions, and its floor")
-            times[f"latency_ms{suffix}"] = latency.ours(servers, seconds, partitions)
-            times[f"floor_ms{suffix}"] = latency.floor(servers, seconds, partitions)
-        _tell(f"one transaction of {HUGE_ROWS:,} rows")
-        servers.insert(HUGE_ROWS, HUGE_ROWS)
-        huge = backlog.ours(servers, HUGE_ROWS)
-    drains.sort(key=lambda drain: drain[0] / drain[1]["seconds"])
-    limit_s, drain = drains[len(drains) // 2]
-    return {
-        "backlog_ratio": round(limit_s / drain["seconds"], 3),
-        "backlog_ratio_streaming": round(limit_s / (drain["seconds"] - drain["start_s"]), 3),
-        "limit_per_s": round(BACKLOG_ROWS / limit_s),
-        "events_per_s": round(BACKLOG_ROWS / drain["seconds"]),
-        "start_s": round(drain["start_s"], 2),
-        "cpu_s_per_million": round(drain["cpu_s_per_million"], 1),
-        "rss_mb": round(drain["rss_mb"]),
-        "huge_rss_mb": round(huge["rss_mb"]),
-        "huge_events_per_s": round(HUGE_ROWS / huge["seconds"]),
-        **times,
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only ours and its limits, three minutes")
+    parser.add_argument("--only", default="backlog,single,latency", help=f"what is measured, of: {','.join(SELECTIONS)}")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"who takes part, of: {','.join(PEERS)}")
+    parser.add_argument("--curves", default=",".join(growth.curves(1)), help="which curves growth has (default all of these: %(default)s)")
+    parser.add_argument(
+        "--events", type=int, default=EVENTS, help="rows of the large backlog; all else grows with it (default %(default)s)"
+    )
+    parser.add_argument("--repeat", type=int, help="rounds of each backlog (default 3; 1 for --quick)")
+    parser.add_argument("--seconds", type=float, default=10, help="length of a latency window (default 10)")
+    parser.add_argument("--store", action="store_true", help="keep the figures in docs/performance/, and write the pages and plots")
+    parser.add_argument("--render", action="store_true", help="measure nothing: write pages and plots from the figures that are kept")
+    parser.add_argument("--json", action="store_true", help="end with one line that is one JSON object")
+    options = parser.parse_args()
+    options.only = _chosen(parser, options.only, SELECTIONS)
+    options.curves = _chosen(parser, options.curves, list(growth.curves(1)))
+    options.peers = [PEERS[name] for name in _chosen(parser, options.peers, list(PEERS))]
+    if "produce" in (names := [peer.name for peer in options.peers]) and "ours" not in names:
+        parser.error("produce repeats our records: name ours, too")
+    return options
+
+
+def _chosen(parser: argparse.ArgumentParser, text: str, known: Sequence[str]) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(known):
+        parser.error(f"not known: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return names
+
+
+def _measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the documents of the chosen selections; each is kept as soon as it is there."""
+
+    def backlog(rows: int, per_transaction: int, peers: Sequence[Peer]) -> dict[str, Any]:
+        chosen = [peer for peer in peers if peer in options.peers]
+        return versus(Backlog(rows, per_transaction, chosen), options.repeat or 3)
+
+    scale = options.events / EVENTS
+    kinds: dict[str, Callable[[], dict[str, Any]]] = {
+        "backlog": lambda: backlog(options.events // PER_TRANSACTION * PER_TRANSACTION, PER_TRANSACTION, LARGE_PEERS),
+        "single": lambda: backlog(options.events // SINGLE_SHARE, 1, SINGLE_PEERS),
+        "latency": lambda: latency.compare(options.peers, options.seconds, tell),
+        "growth": lambda: growth.grow(options.curves, scale, tell),
     }
-
-
-def _tell(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+    found, place = {}, where()
+    for name in SELECTIONS:
+        if name in options.only:
+            tell(f"{name}:")
+            found[name] = {"where": place, **kinds[name]()}
+            if options.store:
+                report.store(name, found[name])
+    return found
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def ours(rig: Rig, rows: int) -> dict[str, float]:
                 first = time.perf_counter()
             time.sleep(POLL_S)
         seconds, cpu_s = time.perf_counter() - began, child.cpu_s()
-        child.stop()
+        child.close()
     return {
         "events": rows,
         "seconds": seconds,

@@ -98,8 +98,11 @@ class ConnectWorker(Server):
         self._end(signal.SIGTERM)
 
     def put(self, name: str, config: Mapping[str, str]) -> None:
-        """Make or change a connector, and wait until its task runs; raises CdcError when it fails or is refused."""
-        self._wait(lambda: self._put(name, config), f"connector {name}")
+        """Make or change a connector; its task starts in its own time. Raises CdcError when the configuration is refused."""
+        self._wait(lambda: bool(self._ask("PUT", f"/connectors/{name}/config", config)), f"connector {name}")
+
+    def wait_running(self, name: str) -> None:
+        """Wait until a connector's task runs; raises CdcError when it failed."""
         self._wait(lambda: self.state(name) == "RUNNING", f"the task of connector {name}")
 
     def state(self, name: str) -> str:
@@ -123,9 +126,6 @@ class ConnectWorker(Server):
             lambda: not (status := self._ask("GET", f"/connectors/{name}/status"))["tasks"] and status["connector"]["state"] == "STOPPED",
             f"the end of connector {name}",
         )
-
-    def _put(self, name: str, config: Mapping[str, str]) -> bool:
-        return bool(self._ask("PUT", f"/connectors/{name}/config", config))
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
         if self._process is None:
