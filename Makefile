@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests wait for servers half of the time: one worker more than the two cores of a small machine. 0 runs them in one process.
 WORKERS ?= 3
 
-.PHONY: setup demo test test-matrix lint crash chaos soak bench guard
+.PHONY: setup demo test test-all test-matrix packages lint crash chaos soak bench guard
 
 # Where PYTHONDONTWRITEBYTECODE is set, each start of cdc would compile all of it anew and take half as long again.
 setup: $(STAMP)
@@ -25,6 +25,14 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# The same and those that need Debian packages, none of them left out.
+test-all: packages lint
+	CDC_TEST_PACKAGES=required $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Unpacked into the cache, not installed; see tests/packages.py.
+packages: setup
+	$(BIN)/python -m tests.packages
 
 # Those that need servers, on each version of PostgreSQL that we promise; VERSIONS="14 18" takes some of them.
 VERSIONS ?= 14 15 16 17 18

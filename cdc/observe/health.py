@@ -147,7 +147,7 @@ NOTHING = Pending(0, 0)
 class Health:
     """The current snapshot, and beside it what changes too often for one; one thread writes each, any thread reads.
 
-    `dead_letters_open` is None while nobody knows.
+    `dead_letters_open` is None while nobody knows; `retention_error` is why old rows are not deleted at present.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class Health:
         self._beat = monotonic()
         self.pending = NOTHING
         self.dead_letters_open: int | None = None
+        self.retention_error: str | None = None
         start = Turn(wall_us(), State.STARTING.value, "")
         self._snapshot = Snapshot(pipeline, start, (start,))
 
@@ -236,7 +237,7 @@ class Health:
     def document(self) -> dict[str, Any]:
         """Return `/status`: everything, as plain JSON."""
         document = status_document(self._snapshot, self._wall_us())
-        return {**document, "live": self.live, "heartbeat_age_s": round(self.beat_age_s(), 3)}
+        return {**document, "retention_error": self.retention_error, "live": self.live, "heartbeat_age_s": round(self.beat_age_s(), 3)}
 
 
 def status_document(snapshot: Snapshot, now_us: int) -> dict[str, Any]:

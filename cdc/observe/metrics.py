@@ -21,6 +21,9 @@ OTHER = "(other)"
 LATENCY_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """From the 3 ms that one Kafka transaction takes at best, through 15 ms and 100 ms (what is promised), to an outage."""
 
+DEAD_LETTER_REASONS = ("schema", "mapping", "route", "size", "tombstone", "refused")
+"""See errors.InvalidEvent."""
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -111,6 +114,9 @@ METRICS = (
         (),
         "Log that can still be written before the slot is in danger (max_slot_wal_keep_size).",
     ),
+    Definition("cdc_retention_rows_total", "counter", (), "Old rows that `outbox.retention` deleted from the table."),
+    Definition("cdc_retention_partitions_total", "counter", (), "Old partitions that it dropped."),
+    Definition("cdc_retention_failures_total", "counter", (), "Times that it failed; it tries again, and publishing goes on."),
     Definition("cdc_slot_lost_in_seconds", "gauge", (), "When the slot will be lost if its room goes on shrinking as it does."),
 )
 
@@ -148,17 +154,24 @@ class Metrics:
         self.events = Count("cdc_events_total", ())
         self.topic_records = Count("cdc_topic_records_total")
         self.topic_bytes = Count("cdc_topic_bytes_total")
-        self.dead_letters = Count("cdc_dead_letters_total")
+        # All from 0 on: a rate does not see the first appearance of a label.
+        self.dead_letters = Count("cdc_dead_letters_total", *((reason,) for reason in DEAD_LETTER_REASONS))
         self.ignored = Count("cdc_ignored_messages_total")
-        self.aborted = Count("cdc_kafka_transactions_aborted_total")
-        self.failures = Count("cdc_passages_failed_total")
+        self.aborted = Count("cdc_kafka_transactions_aborted_total", ("retriable",), ("fenced",))
+        self.failures = Count("cdc_passages_failed_total", ("postgres", "retriable"), ("kafka", "retriable"), ("kafka", "fenced"))
+        self.retention_rows = Count("cdc_retention_rows_total", ())
+        self.retention_partitions = Count("cdc_retention_partitions_total", ())
+        self.retention_failures = Count("cdc_retention_failures_total", ())
         self.kafka_transaction_s = Durations("cdc_kafka_transaction_duration_seconds")
         self.latency_s = Durations("cdc_publish_latency_seconds")
 
     @property
     def counts(self) -> tuple[Count, ...]:
         """The counters."""
-        return self.events, self.topic_records, self.topic_bytes, self.dead_letters, self.ignored, self.aborted, self.failures
+        return (
+            *(self.events, self.topic_records, self.topic_bytes, self.dead_letters, self.ignored, self.aborted, self.failures),
+            *(self.retention_rows, self.retention_partitions, self.retention_failures),
+        )
 
     @property
     def durations(self) -> tuple[Durations, ...]:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
+from cdc.errors import CdcError
 from cdc.observe.health import NOTHING, Health, Pending
 from cdc.observe.logs import describe, logger
 from cdc.observe.metrics import Metrics
@@ -127,6 +128,18 @@ class PipelineObserver:
             found = count(leave) if self.health.snapshot.ready else None
         finally:
             self.health.dead_letters_open = found
+
+    def deleted(self, rows: int, partitions: int) -> None:
+        """Count old rows and partitions that went; called from retention's thread."""
+        self.health.retention_error = None
+        self.metrics.retention_rows.add(rows)
+        self.metrics.retention_partitions.add(partitions)
+
+    def retention_failed(self, error: CdcError) -> None:
+        """Count, show and log that old rows could not be deleted; called from retention's thread."""
+        self.metrics.retention_failures.add()
+        self.health.retention_error = describe(error)
+        self._log.warning("old rows were not deleted", cause=cause_of(error), error=describe(error))
 
     def ignored(self, kind: str, count: int) -> None:
         """Count messages that were decoded and not used."""

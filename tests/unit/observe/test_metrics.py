@@ -168,7 +168,7 @@ def test_what_was_under_way_at_the_end_was_given_up(observer: PipelineObserver) 
     observer.pending(3, 90_000)
     observer.state(State.FAILED, "an invalid event")
     seen = samples(observer)
-    assert observer.metrics.aborted.counts == {("failed",): 1}
+    assert observer.metrics.aborted.counts == {("failed",): 1, ("retriable",): 0, ("fenced",): 0}
     assert seen["cdc_pending_rows", ()] == seen["cdc_oldest_pending_seconds", ()] == 0
 
 
