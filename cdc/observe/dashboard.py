@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "cdc_dead_letters_total",
         "cdc_heartbeat_age_seconds",
     ),
+    "Retention": ("cdc_retention_rows_total", "cdc_retention_partitions_total", "cdc_retention_failures_total"),
     "Which one": ("cdc_build_info", "cdc_generation"),
 }
 
