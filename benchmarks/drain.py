@@ -7,13 +7,14 @@ record. What it costs: CPU seconds from /proc, of the peer, of the broker, and o
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.peers.peer import Peer, Process, Run
@@ -55,16 +56,20 @@ class Watch:
         self._process = process
         self._serving: dict[int, float] = {}
         self._own_s = self.peak_mb = 0.0
+        self._events = 0
 
     def sample(self) -> Sample:
         """Look once."""
-        found = self._admin.list_offsets(self._offsets, isolation_level=IsolationLevel.READ_COMMITTED) if self._offsets else {}
-        events, at = sum(each.result().offset for each in found.values()), time.perf_counter()
+        if self._offsets:
+            found = self._admin.list_offsets(self._offsets, isolation_level=IsolationLevel.READ_COMMITTED)
+            with contextlib.suppress(KafkaException):  # a broker that is busy is asked again
+                self._events = sum(each.result().offset for each in found.values())
+        at = time.perf_counter()
         process = self._process()
         if process is not None and (pid := process.pid) is not None:
             self._own_s = max(self._own_s, cpu_s(pid))
             self.peak_mb = max(self.peak_mb, peak_mb(pid))
-        return Sample(at, events, self._own_s, cpu_s(self._kafka), self._serving_s())
+        return Sample(at, self._events, self._own_s, cpu_s(self._kafka), self._serving_s())
 
     def _serving_s(self) -> float:
         """Seconds of the processes that serve clients: their title has the client's address. One that has ended keeps its last."""

@@ -20,8 +20,14 @@ from tests.pipeline import write_schemas
 
 FIELDS = (5, 20, 50, 100, 200)
 
+WIDTHS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+"""Rows of a transaction; one transaction cannot be smaller than itself, so a smaller scale has fewer of them."""
+
 EVENTS = 200_000
 """Of a point, where nothing else is said."""
+
+SHORTEST_S = 0.2
+"""Beside a start that is never twice the same, a rate over less says nothing."""
 
 BYTES = 300_000_000
 """Of all payloads of a point, at most."""
@@ -63,7 +69,7 @@ def curves(scale: float) -> dict[str, Curve]:
     def spread(count: int) -> Point:
         return Point(count, rows(EVENTS), form={"kind": f"'t{count}_' || i % {count}"}, topics=_topics(count))
 
-    sizes, widths = (100, 300, 1_000, 10_000, 100_000), (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+    sizes, widths = (100, 300, 1_000, 10_000, 100_000), [each for each in WIDTHS if each <= WIDTHS[-1] * scale]
     return {
         "payload": Curve("bytes of payload", [Point(size, rows(min(EVENTS, BYTES // size)), form=text(size)) for size in sizes]),
         "transaction": Curve("rows in a transaction", [Point(each, rows(max(EVENTS, each), each), each) for each in widths]),
@@ -85,7 +91,7 @@ def grow(names: Sequence[str], scale: float, tell: Callable[[str], None]) -> dic
     return {"start": {"seconds": round(start["seconds"], 2), "rss_mb": round(start["rss_mb"])}, "curves": found}
 
 
-def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, tell: Callable[[str], None]) -> dict[str, float]:
+def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, tell: Callable[[str], None]) -> dict[str, float | None]:
     if point.topics:
         servers.make_topics(*point.topics, partitions=1)
     servers.insert(point.rows, point.per_transaction, **point.form)
@@ -93,15 +99,18 @@ def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, te
     limit_s = backlog.limit(servers)
     drained = backlog.ours(servers, point.rows)
     cpu_s = drained["cpu_s_per_million"] * point.rows / 1e6 - start["cpu_s_per_million"] / 1e6
-    figures = {
+    seconds = drained["seconds"] - start["seconds"]
+    figures: dict[str, float | None] = {
         "x": point.x,
         "events": point.rows,
-        "events_per_s": round(point.rows / max(drained["seconds"] - start["seconds"], 0.01)),
+        "events_per_s": round(point.rows / seconds) if seconds > SHORTEST_S else None,
         "limit_per_s": round(point.rows / limit_s),
         "cpu_us": round(max(cpu_s, 0.0) / point.rows * 1e6, 1),
         "rss_mb": round(drained["rss_mb"]),
     }
-    tell(f"{name} {point.x:>10,}: {figures['events_per_s']:>8,} events/s, {figures['cpu_us']:>7} us of CPU each, {figures['rss_mb']} MB")
+    tell(
+        f"{name} {point.x:>10,}: {figures['events_per_s'] or 0:>8,} events/s, {figures['cpu_us']:>7} us of CPU each, {figures['rss_mb']} MB"
+    )
     servers.execute("TRUNCATE outbox")  # its rows are published, and their pages would only be in the way
     return figures
 

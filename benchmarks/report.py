@@ -125,7 +125,8 @@ def _percentiles(found: Document | None) -> str:
     if found is None:
         return ""
     missing = f" ({found['missing']:,} had not come in time)" if found.get("missing") else ""
-    return " / ".join(f"{found[name]:,.1f}" for name in ("p50", "p99", "max")) + missing
+    late = f" (the writer was {found['writer_late_s']:.1f} s late)" if found.get("writer_late_s") else ""
+    return " / ".join(f"{found[name]:,.1f}" for name in ("p50", "p99", "max")) + missing + late
 
 
 def _growth(document: Document) -> str:
@@ -191,16 +192,18 @@ def drawings(documents: Mapping[str, Document]) -> dict[str, str]:
                 ("cpu_s_per_million", "CPU for a million events", "s"),
                 ("rss_mb", "Memory at most", "MB"),
             ):
-                values = {label[peer]: figures[figure] for peer, figures in document["peers"].items()}
-                found[f"{name}-{figure.split('_')[0]}"] = plots.bars(f"{what}: {title}", values, unit, ours=label.get("ours", ""))
+                values = {label[peer]: figures[figure] for peer, figures in document["peers"].items() if figures.get(figure)}
+                if values:
+                    found[f"{name}-{figure.split('_')[0]}"] = plots.bars(f"{what}: {title}", values, unit, ours=label.get("ours", ""))
     if document := documents.get("latency"):
         for percentile, what in (("p50", "Median"), ("p99", "99th percentile of the")):
-            values = {document["labels"][peer]: times["at1000in6"][percentile] for peer, times in document["peers"].items()}
+            peers = document["peers"].items()
+            values = {document["labels"][peer]: times["at1000in6"][percentile] for peer, times in peers if "at1000in6" in times}
             title = f"{what} latency at 1,000 events/s, 6 partitions"
             found[f"latency-{percentile}"] = plots.bars(title, values, "ms", ours=document["labels"].get("ours", ""))
     for name, curve in documents.get("growth", {}).get("curves", {}).items():
         series = {
-            "cdc": [(point["x"], point["events_per_s"]) for point in curve["points"]],
+            "cdc": [(point["x"], point["events_per_s"]) for point in curve["points"] if point["events_per_s"]],
             "pg_recvlogical": [(point["x"], point["limit_per_s"]) for point in curve["points"]],
         }
         found[f"growth-{name}"] = plots.lines(f"Events a second by {curve['label']}", curve["label"], "events/s", series)

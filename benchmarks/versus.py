@@ -15,6 +15,7 @@ from benchmarks.peers.ours import OURS
 from benchmarks.peers.peer import Peer, Run
 from benchmarks.peers.polling import POLLING
 from benchmarks.rig import rig
+from cdc.errors import CdcError
 
 PEERS = {peer.name: peer for peer in (OURS, RECVLOGICAL, PRODUCE, TUNED, DEFAULTS, POLLING, TUNED_FOR_LATENCY)}
 
@@ -50,9 +51,7 @@ def versus(backlog: Backlog, rounds: int) -> dict[str, Any]:
             source = OURS.topic(runs[0])
             for peer in backlog.peers if number % 2 == 0 else backlog.peers[::-1]:
                 tell(f"round {run.name} of {rounds}: {peer.label}")
-                figures = drain(peer, replace(run, end_lsn=end_lsn, source=source))
-                tell(f"    {figures['events_per_s']:,} events/s, CPU {figures['cpu_s_per_million']} s/M, {figures['rss_mb']} MB")
-                found[peer.name].append(figures)
+                found[peer.name].append(_turn(peer, replace(run, end_lsn=end_lsn, source=source)))
                 if peer.publishes and peer.topic(run) != source:
                     servers.delete_topics(peer.topic(run))
     return {
@@ -64,6 +63,17 @@ def versus(backlog: Backlog, rounds: int) -> dict[str, Any]:
         "ratios": ratios(found),
         "by_round": found,
     }
+
+
+def _turn(peer: Peer, run: Run) -> Figures:
+    """Return the figures of one drain; none when it failed, because the others' turns took time as well."""
+    try:
+        figures = drain(peer, run)
+    except (AssertionError, CdcError) as error:
+        tell(f"    failed: {error}")
+        return {}
+    tell(f"    {figures['events_per_s']:,} events/s, CPU {figures['cpu_s_per_million']} s/M, {figures['rss_mb']} MB")
+    return figures
 
 
 def ratios(found: dict[str, list[Figures]]) -> dict[str, float]:
@@ -85,10 +95,9 @@ def ratios(found: dict[str, list[Figures]]) -> dict[str, float]:
         both = [mine / other for mine, other in pairs if mine and other]
         if both:
             result[name] = round(statistics.median(both), 3)
-    limits = [
-        (mine["cpu_s_per_million"] or 0) / ((receives["cpu_s_per_million"] or 0) + (produces["cpu_s_per_million"] or 0))
-        for mine, receives, produces in zip(ours, found.get("recvlogical", []), found.get("produce", []), strict=False)
-    ]
+    turns = zip(ours, found.get("recvlogical", []), found.get("produce", []), strict=False)
+    costs = [[turn.get("cpu_s_per_million") for turn in each] for each in turns]
+    limits = [mine / (receives + produces) for mine, receives, produces in costs if mine and receives and produces]
     if limits:
         result["cpu_to_both_limits"] = round(statistics.median(limits), 2)
     return result

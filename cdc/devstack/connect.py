@@ -39,7 +39,7 @@ DEFAULT_JVM = (
 HTTP_TIMEOUT_S = 30.0
 """For one answer of the worker; it refuses with 409 while it joins its group, and is asked again."""
 
-CONNECTOR_TIMEOUT_S = 60.0
+CONNECTOR_TIMEOUT_S = 120.0
 """Until the worker has taken a connector, and until its task runs."""
 
 LOGGING = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
@@ -51,6 +51,7 @@ class ConnectWorker(Server):
     """One worker, alone in its group; `start` brings it up, `put` gives it a connector."""
 
     NAME = "Connect"
+    START_TIMEOUT_S = 120.0  # four seconds on a machine that has nothing else to do
 
     def __init__(
         self,
