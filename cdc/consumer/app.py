@@ -72,6 +72,7 @@ class Consumer:
         *,
         topics: Sequence[str] | Mapping[str, str],
         kafka: Mapping[str, object],
+        instance: str | None = None,
         postgres: str | None = None,
         schemas: str | Path | Registry | None = None,
         inbox: str = Inbox.EVENTS,
@@ -102,6 +103,9 @@ class Consumer:
             if priority not in self._weights:
                 raise ConfigurationError(f"topic {topic} has an unknown priority {priority!r}", f"use one of {', '.join(self._weights)}")
         self._kafka = client_properties(kafka)
+        if instance is not None and not NAME.fullmatch(instance):
+            raise ConfigurationError(f"an instance of consumer {name} cannot be called {instance!r}", "use a name such as a-1")
+        self._instance = instance
         self._postgres = postgres
         self._schemas = schemas
         self._inbox = Inbox.OFF if postgres is None else _choice(Inbox, inbox, "inbox")
@@ -257,10 +261,11 @@ class Consumer:
         self._prepare()
         results: queue.SimpleQueue[tuple[Job, Result]] = queue.SimpleQueue()
         workers, desk = Workers(results), Workers(results)
-        clerk = Desk(self.name, self.names, self._store(), self._mover)
+        clerk = Desk(self.name, self.names, self._store(), self._mover, returning=self._instance is not None)
         janitor = Janitor(self._store(), [handler.marker for handler in self._handlers], self._retention)
         try:
             tools.open()
+            desk.start(f"{self.name}-desk", clerk.perform, clerk.close, clerk.begin)
             self._driver = Driver(
                 name=self.name,
                 loop=self._loop(reader),
@@ -275,7 +280,6 @@ class Consumer:
             for number in range(self._limits.workers):
                 hand = Hand(tools)
                 workers.start(f"{self.name}-{number}", hand.perform, hand.close)
-            desk.start(f"{self.name}-desk", clerk.perform, clerk.close)
             janitor.start()
             self._driver.run(grace_s)
         finally:
@@ -308,14 +312,18 @@ class Consumer:
         return consumer_properties(
             {"partition.assignment.strategy": "cooperative-sticky", "topic.metadata.refresh.interval.ms": METADATA_MS, **self._kafka},
             self.name,
-        ) | {"group.id": self.name, "auto.offset.reset": "earliest"}
+        ) | {
+            "group.id": self.name,
+            "auto.offset.reset": "earliest",
+            **({} if self._instance is None else {"group.instance.id": self._instance}),
+        }
 
     def _store(self) -> Store | None:
         return None if self._postgres is None else Store(self.name, self._connect)
 
     def _mover(self) -> Mover:
-        """Make what moves records; its id is ours alone, because the group's generation fences, and not the id."""
-        name = f"{self.name}-moves-{uuid.uuid4().hex[:12]}"
+        """Make what moves records. The group's generation fences, not the producer's id; an instance's own id ends sooner what was left."""
+        name = f"{self.name}-moves-{self._instance or uuid.uuid4().hex[:12]}"
         return Mover(name=name, group=self.name, kafka=self._kafka, topic=self.names.dead_letter, create=self._create)
 
     def _prepare(self) -> None:

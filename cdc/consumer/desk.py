@@ -26,15 +26,25 @@ PRUNE_S: Final = 60.0
 class Desk:
     """What is done for the loop beside handling; `mover` makes the publisher when the first record is to be moved."""
 
-    def __init__(self, consumer: str, names: Names, store: Store | None, mover: Callable[[], Mover]) -> None:
+    def __init__(self, consumer: str, names: Names, store: Store | None, mover: Callable[[], Mover], *, returning: bool) -> None:
         self._consumer = consumer
         self._names = names
         self._store = store
         self._new_mover = mover
         self._mover: Mover | None = None
+        self._returning = returning
 
     def __repr__(self) -> str:
         return f"<Desk of {self._consumer}>"
+
+    def begin(self) -> None:
+        """End what an instance of our name left open when it was killed: until then nobody is told the partition's offset."""
+        if self._returning:
+            self._mover = self._new_mover()
+            try:
+                self._mover.fence()
+            except CdcError as error:
+                LOG.info("%s: what an earlier run may have left open is left to its timeout: %s", self._consumer, type(error).__name__)
 
     def perform(self, job: Job) -> Result:
         """Do one job; what fails is told in the result."""

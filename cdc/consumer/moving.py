@@ -76,7 +76,7 @@ class Mover:
         """Write a record and commit the offsets, both or neither; raises CdcError, and may then be called again with the same."""
         for tried in range(1, TRIES + 1):
             try:
-                self._fence()
+                self.fence()
                 if self._done(settled):
                     return
                 self._look(record)
@@ -95,7 +95,8 @@ class Mover:
             raise
         self._undecided -= settled.keys()
 
-    def _fence(self) -> None:
+    def fence(self) -> None:
+        """End what an older producer of this name left open; needed once, and `move` sees to it."""
         if not self._ready:
             self._publisher.fence(nobody_waits)
             self._ready = True

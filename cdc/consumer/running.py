@@ -3,7 +3,8 @@
 Rules.
 - A handler that ends the transaction, or swallows a database error, would have its effect without its marker, or neither: after
   each call the transaction must be open and whole. PostgreSQL answers the COMMIT of a failed transaction with a rollback that is
-  no error, and psycopg leaves a `psycopg.Rollback` at the block's end without a word.
+  no error, and psycopg leaves a `psycopg.Rollback` at the block's end without a word. In a pipeline the statements' fate is known at
+  its end only, and a failed one fails it there.
 - Only the generator's own end is its end: a StopIteration of a handler is that handler's failure.
 """
 
@@ -13,21 +14,27 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.consumer.retry import Unprocessable
-from cdc.consumer.steps import Ask, Call, Steps
+from cdc.consumer.steps import Ask, Call, Steps, TransactionEnded
 
 if TYPE_CHECKING:
     import psycopg
 
-IN_TRANSACTION: Final = 2
-"""libpq's PQTRANS_INTRANS: open, idle and whole."""
+IDLE, IN_TRANSACTION = 0, 2
+"""libpq's PQTRANS_IDLE and PQTRANS_INTRANS: no transaction, and one that is open and whole."""
 
-BROKEN: Final = "the handler ended its database transaction, or went on after one of its statements had failed"
+SWALLOWED: Final = "the handler went on after one of its statements had failed, which rolls its database transaction back"
+ENDED: Final = "the handler ended its database transaction"
 ROLLED_BACK: Final = "the handler rolled its database transaction back"
 
+Answer = list[tuple[Any, ...]] | Unprocessable | None
+"""What a step gets: rows, the handler's offence, or nothing before the first one."""
 
-def _next(steps: Steps, answer: list[tuple[Any, ...]] | None) -> tuple[Ask | Call | None, list[bool]]:
+
+def _next(steps: Steps, answer: Answer) -> tuple[Ask | Call | None, list[bool]]:
     """Return the next step, or None and what the steps return."""
     try:
+        if isinstance(answer, Unprocessable):
+            return steps.throw(answer), []
         return (next(steps) if answer is None else steps.send(answer)), []
     except StopIteration as end:
         return None, end.value
@@ -40,19 +47,16 @@ def run(steps: Steps, connection: psycopg.Connection[Any] | None, *, pipeline: b
         nullcontext() if connection is None else connection.transaction(),
         connection.pipeline() if connection is not None and pipeline else nullcontext() as queue,
     ):
-        answer: list[tuple[Any, ...]] | None = None
+        answer: Answer = None
         while applied is None:
             step, outcome = _next(steps, answer)
-            answer = []
             if step is None:
                 if queue is not None:
                     queue.sync()
-                    _check(connection)
                 applied = outcome
             elif isinstance(step, Call):
                 step.unit.handler.call(step.unit.event, connection)
-                if queue is None:
-                    _check(connection)
+                answer = _offence(connection) or [] if queue is None else []
             else:
                 assert connection is not None, "questions need a database"
                 cursor = connection.execute(step.query.encode(), step.parameters)
@@ -64,15 +68,14 @@ async def run_async(steps: Steps, connection: psycopg.AsyncConnection[Any] | Non
     """Do the same with an asynchronous connection."""
     applied: list[bool] | None = None
     async with nullcontext() if connection is None else connection.transaction():
-        answer: list[tuple[Any, ...]] | None = None
+        answer: Answer = None
         while applied is None:
             step, outcome = _next(steps, answer)
-            answer = []
             if step is None:
                 applied = outcome
             elif isinstance(step, Call):
                 await _called(step, connection)
-                _check(connection)
+                answer = _offence(connection) or []
             else:
                 assert connection is not None, "questions need a database"
                 cursor = await connection.execute(step.query.encode(), step.parameters)
@@ -89,9 +92,11 @@ async def _called(step: Call, connection: object) -> None:
         raise RuntimeError(msg) from None
 
 
-def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> None:
-    if connection is not None and connection.pgconn.transaction_status != IN_TRANSACTION and not connection.closed:
-        raise Unprocessable(BROKEN)
+def _offence(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> Unprocessable | None:
+    """Return what a handler did to its transaction, if it is not as it was."""
+    if connection is None or connection.closed or connection.pgconn.transaction_status == IN_TRANSACTION:
+        return None
+    return TransactionEnded(ENDED) if connection.pgconn.transaction_status == IDLE else Unprocessable(SWALLOWED)
 
 
 def _committed(applied: list[bool] | None) -> list[bool]:

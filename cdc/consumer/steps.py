@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from cdc.consumer.event import ORIGIN, storable
 from cdc.consumer.handler import Unit
+from cdc.consumer.retry import Unprocessable
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -52,6 +53,10 @@ class Blocked(Exception):
     """An earlier event of this key is parked and still open, and the policy is to keep the order."""
 
 
+class TransactionEnded(Unprocessable):
+    """Thrown into the steps after a call: the handler has ended the transaction, and so has committed the markers, or none."""
+
+
 class Ask(NamedTuple):
     """A statement to execute; the answer is its rows."""
 
@@ -75,6 +80,10 @@ MARK: Final = (
 
 MARK_ONE: Final = (
     "INSERT INTO processed_events (consumer_name, source, event_id) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING RETURNING event_id"
+)
+
+UNMARK: Final = (
+    "DELETE FROM processed_events WHERE (consumer_name, source, event_id) IN (SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]))"
 )
 
 LOCK_HIGH_WATER: Final = (
@@ -126,7 +135,14 @@ def transaction(units: Sequence[Unit], inbox: Inbox, consumer: str, policy: Poli
         if unit.handler.unique is not None and not (yield from _takes_key(unit)):
             fresh[number] = False
             continue
-        yield Call(unit)
+        try:
+            yield Call(unit)
+        except TransactionEnded:
+            if inbox is not Inbox.OFF and any(fresh[number + 1 :]):
+                # Committed with those before them, and their handlers not called: without this they would be skipped for ever.
+                later = [_marker(each) for each, new in zip(units[number + 1 :], fresh[number + 1 :], strict=True) if new]
+                yield Ask(UNMARK, tuple(list(column) for column in zip(*later, strict=True)), rows=False)
+            raise
     if inbox is Inbox.HIGH_WATER:
         yield from _raise_high_water(units, fresh)
     if releases:
@@ -158,7 +174,7 @@ def _mark(units: Sequence[Unit]) -> Generator[Ask | Call, Rows, list[bool]]:
     """Insert markers; of two units with the same marker in one batch the first one is new."""
     if not units:
         return []
-    keys = [(unit.handler.marker, storable(unit.event.source), storable(unit.event.id)) for unit in units]
+    keys = [_marker(unit) for unit in units]
     if len(keys) == 1:
         return [bool((yield Ask(MARK_ONE, keys[0])))]
     ordered = sorted(set(keys))
@@ -168,6 +184,10 @@ def _mark(units: Sequence[Unit]) -> Generator[Ask | Call, Rows, list[bool]]:
         fresh.append(key in new)
         new.discard(key)
     return fresh
+
+
+def _marker(unit: Unit) -> tuple[str, str, str]:
+    return unit.handler.marker, storable(unit.event.source), storable(unit.event.id)
 
 
 def _needs_marker(unit: Unit) -> bool:

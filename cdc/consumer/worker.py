@@ -71,17 +71,20 @@ class Tools:
     _refreshed: float = 0.0
     _pool: Executor | None = None
     _events: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
 
     def open(self) -> None:
         """Start what all workers share."""
         if self.connect_async is not None or any(handler.is_async for handler in self.reader.every):
             self._events = asyncio.new_event_loop()
-            threading.Thread(target=self._events.run_forever, name="cdc-consumer-events", daemon=True).start()
+            self._thread = threading.Thread(target=_serve, args=(self._events,), name="cdc-consumer-events", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """End it."""
-        if self._events is not None:
+        if self._events is not None and self._thread is not None:
             self._events.call_soon_threadsafe(self._events.stop)
+            self._thread.join(1.0)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -115,6 +118,15 @@ class Tools:
             return False
         self.reader.renewed(newer)
         return True
+
+
+def _serve(events: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped, then end what still runs on it."""
+    events.run_forever()
+    for task in asyncio.all_tasks(events):
+        task.cancel()
+    events.run_until_complete(asyncio.sleep(0))
+    events.close()
 
 
 class Hand:
@@ -292,9 +304,11 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
-    def start(self, name: str, perform: Callable[[Any], Result], close: Callable[[], None]) -> None:
-        """Start one more thread, which calls `perform` for each job and `close` at its end."""
-        thread = threading.Thread(target=self._work, args=(perform, close), name=name, daemon=True)
+    def start(
+        self, name: str, perform: Callable[[Any], Result], close: Callable[[], None], begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start one more thread, which calls `begin`, `perform` for each job, and `close` at its end."""
+        thread = threading.Thread(target=self._work, args=(perform, close, begin), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -310,7 +324,8 @@ class Workers:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self, perform: Callable[[Any], Result], close: Callable[[], None]) -> None:
+    def _work(self, perform: Callable[[Any], Result], close: Callable[[], None], begin: Callable[[], None]) -> None:
+        begin()
         while (job := self._jobs.get()) is not None:
             self.results.put((job, perform(job)))
         close()

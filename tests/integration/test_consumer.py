@@ -1,0 +1,208 @@
+"""Consumers on real servers: each event has its effect once, whatever comes in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.consumer import Consumer, Event, Retry, Unprocessable
+from cdc.testing.windows import Window, killed_at
+from tests.consumers import CREATE, Line, consuming, event, letters, line, write_effect
+from tests.pipeline import consume, sizes
+from tests.waiting import wait_for
+
+QUICK = Retry.fixed(0.02, attempts=2)
+
+
+@pytest.fixture
+def shop(unique: str, kafka: str, database: str, tmp_path: Path) -> Line:
+    return line(unique, kafka, database, tmp_path)
+
+
+def test_each_event_once_in_order_and_offsets_behind(shop: Line) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(batch=50)
+    consumer.on("Thing")(write_effect)
+    # The same event twice, as a crashed publisher without transactions would leave it.
+    shop.publish(*[event(n) for n in range(100)], *[event(n) for n in range(50)])
+    with consuming(consumer):
+        shop.wait_effects(range(100))
+        wait_for(lambda: shop.committed() == 150, what="the offset follows")
+    assert shop.execute("SELECT count(*) FROM processed_events") == [(100,)]
+
+
+@sizes(20, 200)
+def test_two_copies_at_the_same_instant(shop: Line, size: int) -> None:
+    shop.make_topic(partitions=2)
+    consumer = shop.consumer(workers=2, retry=QUICK)
+
+    @consumer.on("Thing")
+    def slowly(event: Event, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SELECT pg_sleep(0.005)")
+        write_effect(event, connection)
+        if event.value["n"] % 3 == 0 and event.attempt == 1:
+            raise RuntimeError  # after its writes: they and the marker go, and the copy that waited goes on
+
+    shop.publish(*[event(n, partition=partition) for n in range(size) for partition in (0, 1)])
+    with consuming(consumer):
+        wait_for(lambda: shop.committed(0) == size and shop.committed(1) == size, 60, "both partitions are through")
+    assert sorted(shop.effects()) == list(range(size))
+
+
+def test_a_unique_violation_of_the_handler_is_its_own(shop: Line) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(retry=QUICK, batch=10)
+    shop.execute("CREATE TABLE accounts (owner text PRIMARY KEY)")
+    shop.execute("INSERT INTO accounts VALUES ('1')")
+
+    @consumer.on("Thing")
+    def opened(event: Event, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("INSERT INTO accounts VALUES (%s)", (str(event.value["n"]),))
+        write_effect(event, connection)
+
+    shop.publish(*[event(n) for n in range(3)])
+    with consuming(consumer):
+        shop.wait_effects([0, 2])
+        wait_for(lambda: consume(shop.bootstrap, [consumer.names.dead_letter]), what="it is parked")
+    [letter] = letters(consume(shop.bootstrap, [consumer.names.dead_letter]))
+    assert letter["__connect.errors.exception.class.name"] == "UniqueViolation"
+    assert letter["cdc.attempts"] == "2"
+    assert shop.execute("SELECT count(*) FROM processed_events") == [(2,)]
+
+
+@pytest.mark.parametrize("spoil", ["COMMIT", "ROLLBACK", "swallow", "rollback exception"])
+def test_a_handler_that_ends_the_transaction_is_told(shop: Line, spoil: str) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(batch=5)
+
+    @consumer.on("Thing")
+    def spoiled(event: Event, connection: psycopg.Connection[Any]) -> None:
+        write_effect(event, connection)
+        if event.value["n"] != 1:
+            return
+        if spoil == "swallow":
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                connection.execute("SELECT 1 / 0")
+        elif spoil == "rollback exception":
+            raise psycopg.Rollback
+        else:
+            connection.execute(spoil.encode())
+
+    shop.publish(*[event(n) for n in range(3)])
+    with consuming(consumer):
+        wait_for(lambda: shop.committed() == 3, what="the poison is passed")
+    if spoil == "COMMIT":
+        # What it committed stays, once; the marker of the event behind it, which went along, was taken back.
+        assert sorted(shop.effects()) == [0, 1, 2]
+        return
+    [letter] = letters(consume(shop.bootstrap, [consumer.names.dead_letter]))
+    assert "transaction" in letter["__connect.errors.exception.message"]
+    assert shop.effects() == [0, 2]
+
+
+def test_listeners_of_one_event_are_independent_and_a_new_one_needs_no_change(shop: Line) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(retry=QUICK)
+    seen: list[tuple[str, int]] = []
+    consumer.on("Thing", name="first")(lambda event: seen.append(("first", event.value["n"])))
+
+    @consumer.on("Thing")
+    async def second(event: Event, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute("SELECT 1")
+        if event.attempt == 1 and event.value["n"] == 0:
+            raise TimeoutError
+        seen.append(("second", event.value["n"]))
+
+    shop.publish(event(0), event(1))
+    with consuming(consumer):
+        wait_for(lambda: shop.committed() == 2, what="both are through")
+    assert sorted(seen) == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
+    markers = shop.execute("SELECT consumer_name, count(*) FROM processed_events GROUP BY 1 ORDER BY 1")
+    assert markers == [(f"{shop.name}.first", 2), (f"{shop.name}.second", 2)]
+
+
+def test_a_business_key_is_used_once_until_it_expires(shop: Line) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(batch=10)
+    consumer.on("Thing", unique="welcome:{n}", unique_for=3600)(write_effect)
+    shop.publish(event(1, event_id="a"), event(1, event_id="b"), event(2, event_id="c"))
+    with consuming(consumer):
+        wait_for(lambda: shop.committed() == 3, what="all are through")
+        assert shop.effects() == [1, 2]
+        shop.execute("UPDATE processed_keys SET expires_at = now() WHERE business_key = 'welcome:1'")
+        shop.publish(event(1, event_id="d"), event(2, event_id="e"))
+        wait_for(lambda: shop.committed() == 5, what="all are through")
+    assert shop.effects() == [1, 2, 1]
+
+
+def test_high_water_by_sequence(shop: Line) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(inbox="high-water", batch=10)
+    consumer.on("Thing")(write_effect)
+    # Read twice after a lost offset; a replay is old news; a dead letter of the pipeline that was driven again is not.
+    shop.publish(event(1), event(3), event(1), event(3), event(3, ce_replay="replay:x"), event(2, ce_replay="redrive:x"), event(4))
+    with consuming(consumer):
+        wait_for(lambda: shop.committed() == 7, what="all are through")
+    assert shop.effects() == [1, 3, 2, 4]
+    assert shop.execute("SELECT count(*) FROM processed_events") == [(1,)]
+    raised = shop.execute("SELECT sequence FROM consumer_high_water")
+    assert raised == [(f"{1:04x}{4:016x}{0:08x}",)]
+
+
+def made(name: str, bootstrap: str, dsn: str, schemas: Path) -> Consumer:
+    """The consumer of the windows, for a child and for this process."""
+    kafka = {"bootstrap.servers": bootstrap}
+    consumer = Consumer(
+        name, topics=[f"{name}.thing"], kafka=kafka, postgres=dsn, schemas=schemas, instance="a", create=CREATE, batch=2, retry=QUICK
+    )
+
+    @consumer.on("Thing")
+    def write(event: Event, connection: psycopg.Connection[Any]) -> None:
+        write_effect(event, connection)
+        if event.value["n"] == 2:
+            raise Unprocessable("poison")
+
+    return consumer
+
+
+@pytest.mark.parametrize("window", list(Window), ids=lambda window: window.name.lower())
+def test_a_crash_in_each_window(shop: Line, window: Window) -> None:
+    shop.make_topic()
+    shop.consumer()  # makes the tables
+    arguments = (shop.name, shop.bootstrap, shop.dsn, shop.schemas)
+    shop.publish(*[event(n) for n in range(5)])
+    killed_at(window, made, *arguments).wait_killed()
+    with consuming(made(*arguments)):
+        wait_for(lambda: shop.committed() == 5, 60, "all is settled")
+    assert shop.effects() == [0, 1, 3, 4]
+    assert len(consume(shop.bootstrap, [f"cdc.{shop.name}.dead-letter"])) == 1, "parked once"
+
+
+def test_attempts_are_kept_over_a_restart(shop: Line) -> None:
+    shop.make_topic()
+    attempts: list[int] = []
+
+    def again(attempts_: int) -> Consumer:
+        consumer = shop.consumer(retry=Retry.fixed(0.01, attempts_), instance="a")
+
+        @consumer.on("Thing")
+        def failing(event: Event) -> None:
+            attempts.append(event.attempt)
+            raise OSError
+
+        return consumer
+
+    shop.publish(event(1))
+    patient = again(1000)
+    with consuming(patient):
+        wait_for(lambda: len(attempts) >= 3, what="it fails some times")
+    wait_for(lambda: shop.execute("SELECT attempts FROM consumer_attempts"), what="they are written down")
+    [(kept,)] = shop.execute("SELECT attempts FROM consumer_attempts")
+    before = len(attempts)
+    with consuming(again(kept + 1)):
+        wait_for(lambda: shop.committed() == 1, what="it is parked")
+    assert attempts[before:] == [kept + 1]
+    wait_for(lambda: not shop.execute("SELECT attempts FROM consumer_attempts"), what="they are forgotten")
