@@ -62,7 +62,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class SubjectSettings:
-    """What registry.toml says of one subject; `personal` holds paths such as `customer.email`."""
+    """What registry.toml says of one subject; `personal` holds paths such as `customer.email`, `key` is one."""
 
     compatibility: str = DEFAULT_MODE
     owner: str = ""
@@ -72,6 +72,8 @@ class SubjectSettings:
     personal: tuple[str, ...] = ()
     pinned: int | None = None
     description: str = ""
+    aggregatetype: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ retention = "90d"
 consumers = ["billing", "shipping"]
 personal = ["customer.email"]       # masked wherever people read events
 pinned = 1                          # for rows that name no version
+aggregatetype = "Order"             # of events that generated classes write
+key = "orderId"                     # the field that is their key
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ _KEYS: Final = {
     "personal": list,
     "pinned": int,
     "description": str,
+    "aggregatetype": str,
+    "key": str,
 }
 
 

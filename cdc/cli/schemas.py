@@ -16,6 +16,7 @@ import typer
 from cdc.avro import folder
 from cdc.avro.catalogue import asyncapi, page
 from cdc.avro.changes import changes
+from cdc.avro.codegen_models import module
 from cdc.avro.compatibility import Incompatibility, unreadable
 from cdc.avro.endpoint import application
 from cdc.avro.examples import example
@@ -24,7 +25,7 @@ from cdc.avro.review import Candidate, Finding, review
 from cdc.avro.schema import Json as Json_
 from cdc.cli.options import Config, Json, Sets, schemas_from
 from cdc.cli.output import console, print_json, say, table
-from cdc.errors import ConfigurationError, InvalidEvent
+from cdc.errors import AuditFailed, ConfigurationError, InvalidEvent
 from cdc.settings import TOKEN_MIN_CHARS, is_loopback
 
 if TYPE_CHECKING:
@@ -264,6 +265,36 @@ def docs(
         console().print(_pretty(asyncapi(registry, title)))
     else:
         console().print(page(registry, title).rstrip())
+
+
+@app.command(epilog="Examples:\n\n  cdc schemas codegen --out shop/events.py\n\n  cdc schemas codegen --out shop/events.py --check")
+def codegen(
+    *,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the module there; else it is printed.")] = None,
+    check_: Annotated[bool, typer.Option("--check", help="Write nothing; exit 8 if FILE is not what would be written. For CI.")] = False,
+    folder_: Folder = None,
+    config: Config = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Write the events as Python classes (pydantic), for `append(cursor, OrderPlaced(..))` and for consumers."""
+    if check_ and out is None:
+        raise ConfigurationError("--check compares a file, and none is named", "name it by --out")
+    text = module(folder.load(path_from(folder_, config, sets)))
+    changed = out is not None and not (out.exists() and out.read_text(encoding="utf-8") == text)
+    if check_ and changed:
+        raise AuditFailed(f"{out} is not what the schema folder says", f"run `cdc schemas codegen --out {out}` and commit it")
+    if out is None and not as_json:
+        print(text, end="")
+    elif out is not None and changed:
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}", "name a file in a folder that exists") from None
+    if as_json:
+        print_json({"file": str(out or ""), "changed": changed, **({} if out else {"text": text})})
+    elif out is not None:
+        console().print(f"{out}: {'written' if changed else 'nothing to change'}")
 
 
 MAX_PORT = 65535

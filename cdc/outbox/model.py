@@ -38,8 +38,7 @@ class RecordModel(BaseModel):
     )
     __cdc__: ClassVar[About] = About()
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, *, avro: str = "", **_: Any) -> None:  # noqa: ANN401 - pydantic's name and its own keywords
+    def __init_subclass__(cls, *, avro: str = "") -> None:
         """Keep what the class line says."""
         cls.__cdc__ = About(avro or cls.__cdc__.avro)
 
@@ -56,8 +55,7 @@ class RecordModel(BaseModel):
 class EventModel(RecordModel):
     """An event of the schema folder as a class: `append(cursor, OrderPlaced(order_id=..))`."""
 
-    @classmethod
-    def __pydantic_init_subclass__(
+    def __init_subclass__(
         cls,
         *,
         avro: str = "",
@@ -65,7 +63,6 @@ class EventModel(RecordModel):
         version: int = 0,
         aggregatetype: str = "",
         key: str = "",
-        **_: Any,  # noqa: ANN401 - pydantic's own keywords
     ) -> None:
         """Keep what the class line says."""
         cls.__cdc__ = About(avro or cls.__cdc__.avro, type, version, aggregatetype, key)

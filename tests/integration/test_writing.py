@@ -62,14 +62,9 @@ def rows(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
 
 
 def url_of(dsn: str) -> URL:
-    parts = conninfo_to_dict(dsn)
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     return URL.create(
-        "postgresql+psycopg",
-        **{
-            name: parts.get(part)
-            for name, part in (("username", "user"), ("password", "password"), ("host", "host"), ("database", "dbname"))
-        },
-        port=int(str(parts.get("port", 5432))),
+        "postgresql+psycopg", parts.get("user"), parts.get("password"), parts.get("host"), int(parts.get("port", 5432)), parts["dbname"]
     )
 
 
