@@ -208,6 +208,24 @@ def test_a_transaction_timeout_over_the_brokers_limit_is_refused(kafka: str, uni
     made.close()
 
 
+def test_field_case_78_a_foreign_producer_with_our_id_is_noticed_at_once(made: KafkaPublisher, kafka: str, unique: str) -> None:
+    name = topic(made, f"{unique}.stolen")
+    made.recover(nothing)
+    made.commit(at(1), nothing)
+    thief = Producer({"bootstrap.servers": kafka, "transactional.id": f"cdc-{unique}"})
+    thief.init_transactions(30)
+    began = time.monotonic()
+
+    def publish() -> None:
+        made.produce([record(name)], nothing)
+        made.commit(at(2), nothing)
+
+    with pytest.raises(Fenced):
+        publish()
+    assert time.monotonic() - began < 5
+    assert made.recover(nothing) == at(1)
+
+
 # From here on with a broker that may be frozen, killed and misconfigured.
 
 
@@ -354,24 +372,6 @@ def test_a_broker_that_is_away_is_waited_for_and_found_again(
     own.produce([record(name, b"kept")], nothing)
     own.commit(at(1), nothing)
     assert values(broker.bootstrap_servers, [name], 1) == [b"kept"]
-
-
-def test_field_case_78_a_foreign_producer_with_our_id_is_noticed_at_once(own: KafkaPublisher, broker: KafkaBroker, unique: str) -> None:
-    name = topic(own, f"{unique}.stolen")
-    own.recover(nothing)
-    own.commit(at(1), nothing)
-    thief = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"cdc-{unique}"})
-    thief.init_transactions(30)
-    began = time.monotonic()
-
-    def publish() -> None:
-        own.produce([record(name)], nothing)
-        own.commit(at(2), nothing)
-
-    with pytest.raises(Fenced):
-        publish()
-    assert time.monotonic() - began < 5
-    assert own.recover(nothing) == at(1)
 
 
 def test_field_case_77_a_fence_that_never_succeeds_names_its_likely_cause(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
