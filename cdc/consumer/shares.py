@@ -80,7 +80,7 @@ class Shares:
 
 @dataclass(slots=True)
 class Rate:
-    """At most so many records a second, in bursts of a tenth of a second's worth; None for no limit."""
+    """At most so many records a second, in bursts of a fifth of a second's worth; None for no limit."""
 
     per_s: float | None
     _tokens: float = 0.0
@@ -90,7 +90,7 @@ class Rate:
         """Return how many records may start now, None for any number."""
         if self.per_s is None:
             return None
-        burst = max(1.0, self.per_s / 10)
+        burst = max(2.0, self.per_s / 5)
         self._tokens = burst if self._at is None else min(burst, self._tokens + (now - self._at) * self.per_s)
         self._at = now
         return int(self._tokens)

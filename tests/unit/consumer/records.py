@@ -1,0 +1,20 @@
+"""Records for the tests of what decides."""
+
+from __future__ import annotations
+
+from cdc.consumer.loop import Limits, Loop, Rules
+from cdc.kafka.subscriber import Seen
+
+
+def seen(
+    offset: int, *, partition: int = 0, topic: str = "t", key: bytes | None = b"k", value: bytes | None = b"v", **headers: str
+) -> Seen:
+    return Seen(topic, partition, offset, key, value, [(name, text.encode()) for name, text in headers.items()], 0)
+
+
+def half() -> float:
+    return 0.5
+
+
+def loop(rules: Rules | None = None, **limits: int) -> Loop:
+    return Loop(Limits(**limits), rules or Rules(half))

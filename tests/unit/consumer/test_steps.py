@@ -1,0 +1,88 @@
+"""The order inside of the transaction: marker, handler, and nothing between marker and commit that is not the handler's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc.consumer.event import Event
+from cdc.consumer.handler import Handler, Unit
+from cdc.consumer.steps import MARK, MARK_ONE, UNMARK, Ask, Blocked, Call, Inbox, Policy, Rows, Steps, TransactionEnded, transaction
+
+
+def unit(event_id: str = "e", *, key: bytes | None = None, sequence: str = "01", replay: str = "") -> Unit:
+    handler = Handler("h", "c.h", "T", lambda *_: None, is_async=False)
+    event = Event(event_id, "/s", "T", "k", {}, "", sequence, 1, {}, "t", 0, 0, 0, replay=replay)
+    return Unit(event, handler, key)
+
+
+def play(steps: Steps, answers: dict[str, Rows]) -> tuple[list[Any], list[bool]]:
+    """Answer every question by its first words; return what was asked and called, in order."""
+    done: list[Any] = []
+    try:
+        step = next(steps)
+        while True:
+            done.append(step)
+            answer = next((rows for words, rows in answers.items() if isinstance(step, Ask) and step.query.startswith(words)), [])
+            step = steps.send(answer)
+    except StopIteration as end:
+        return done, end.value
+
+
+def test_the_marker_comes_first_and_a_missing_row_skips() -> None:
+    done, fresh = play(transaction([unit()], Inbox.EVENTS, "c"), {MARK_ONE: [("e",)]})
+    assert [type(step) for step in done] == [Ask, Call]
+    assert fresh == [True]
+    done, fresh = play(transaction([unit()], Inbox.EVENTS, "c"), {})
+    assert [type(step) for step in done] == [Ask]
+    assert fresh == [False]
+
+
+def test_many_markers_are_inserted_in_one_order_and_one_of_two_equals_is_new() -> None:
+    units = [unit("b"), unit("a"), unit("b")]
+    done, fresh = play(transaction(units, Inbox.EVENTS, "c"), {MARK: [("c.h", "/s", "a"), ("c.h", "/s", "b")]})
+    assert done[0].parameters[2] == ["a", "b"]
+    assert [step.unit.event.id for step in done[1:]] == ["b", "a"]
+    assert fresh == [True, True, False]
+
+
+def test_without_an_inbox_there_are_only_calls() -> None:
+    done, fresh = play(transaction([unit("a"), unit("a")], Inbox.OFF, "c"), {})
+    assert [type(step) for step in done] == [Call, Call]
+    assert fresh == [True, True]
+
+
+def test_high_water_skips_what_is_not_above_it_and_is_raised_at_the_end() -> None:
+    units = [unit("a", sequence="03"), unit("b", sequence="05"), unit("c", sequence="04"), unit("d", sequence="", replay="")]
+    done, fresh = play(transaction(units, Inbox.HIGH_WATER, "c"), {"INSERT INTO consumer_high_water": [("03",)], MARK_ONE: [("d",)]})
+    assert fresh == [False, True, False, True]
+    assert done[-1].query.startswith("UPDATE consumer_high_water")
+    assert done[-1].parameters[0] == "05"
+
+
+@pytest.mark.parametrize("replay", ["replay:x", "rewind:2"])
+def test_high_water_takes_replays_for_seen(replay: str) -> None:
+    _, fresh = play(transaction([unit(sequence="ff", replay=replay)], Inbox.HIGH_WATER, "c"), {})
+    assert fresh == [False]
+
+
+def test_a_key_with_an_open_letter_is_blocked_or_told() -> None:
+    with pytest.raises(Blocked):
+        play(transaction([unit(key=b"k")], Inbox.OFF, "c", Policy.BLOCK), {"SELECT 1 FROM consumer_parked": [(1,)]})
+    back = unit(key=b"k", replay="redrive:e")
+    done, _ = play(transaction([back], Inbox.OFF, "c", releases=True), {"SELECT newer_sequence": [(True,)]})
+    [call] = [step for step in done if isinstance(step, Call)]
+    assert call.unit.event.newer_applied
+    assert done[-1].query.startswith("DELETE FROM consumer_parked")
+
+
+def test_a_handler_that_ends_the_transaction_does_not_take_later_events_along() -> None:
+    steps = transaction([unit("a"), unit("b"), unit("c")], Inbox.EVENTS, "c")
+    next(steps)
+    steps.send([("c.h", "/s", "a"), ("c.h", "/s", "b")])
+    step = steps.throw(TransactionEnded("x"))
+    assert isinstance(step, Ask)
+    assert (step.query, step.parameters) == (UNMARK, (["c.h"], ["/s"], ["b"]))
+    with pytest.raises(TransactionEnded):
+        steps.send([])
