@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 from cdc.audit.open_letters import OpenLetters
@@ -22,6 +23,7 @@ from cdc.outbox.emit import Emit
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.publication import check_outbox
 from cdc.outbox.replay import router_from
+from cdc.outbox.retention import TICK_S, Retention
 from cdc.pipeline.parking import Policy
 from cdc.pipeline.ports import Observer, Waiting
 from cdc.pipeline.relay import Relay
@@ -155,10 +157,28 @@ def watchers(settings: Settings, watch: PipelineObserver) -> list[Periodic]:
     """Return what looks at the pipeline from beside it; made in the thread that will run it."""
     watchdog = Watchdog(watch.health, threading.get_ident(), tell_systemd)
     letters = OpenLetters(lambda: subscriber(settings), settings.topics.dead_letter, settings.name)
-    return [
+    beside = [
         Periodic("watchdog", watchdog.look, LOOK_S),
         Periodic("dead-letters", lambda leave: watch.count_dead_letters(letters.count, leave), COUNT_S),
     ]
+    if settings.outbox.retention is not None:
+        beside.append(Periodic("retention", retention(settings, settings.outbox.retention, watch).look, TICK_S))
+    return beside
+
+
+def retention(settings: Settings, age: timedelta, watch: PipelineObserver) -> Retention:
+    """Return who deletes old rows, while this instance streams."""
+    return Retention(
+        dsn=dsn(settings),
+        application_name=application_name(settings),
+        pipeline=settings.name,
+        slot=settings.postgres.slot,
+        table=table(settings),
+        mapping=mapping(settings),
+        age=age,
+        active=lambda: watch.health.snapshot.ready,
+        report=watch,
+    )
 
 
 def supervisor(

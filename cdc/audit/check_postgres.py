@@ -226,7 +226,7 @@ def _old_rows(case: Case, catalog: LiveCatalog) -> Told:
     if may:
         yield ok(f"old rows are told by {kept.column or 'their commit time'}, and may be deleted")
     else:
-        what = f"the role has no right to delete from {case.table}: outbox.retention needs it, and UPDATE of a column to lock rows"
+        what = f"outbox.retention needs the right to DELETE in {case.table}, and to UPDATE a column: that is what locks a row"
         yield failed(what, "run `cdc init`; `cdc init --sql` prints the statement")
 
 

@@ -52,8 +52,11 @@ def publication_sql(publication: str, table: Table) -> str:
     )
 
 
-def role_sql(role: str, database: str, table: Table) -> list[str]:
-    """Return the statements that give a role what the pipeline needs, and no more (SELECT serves `cdc verify`)."""
+def role_sql(role: str, database: str, table: Table, deletes_by: str | None = None) -> list[str]:
+    """Return the statements that give a role what the pipeline needs, and no more (SELECT serves `cdc verify`).
+
+    `deletes_by` is the id's column where old rows are deleted: to lock a row takes the right to UPDATE one column of it.
+    """
     name = sql.Identifier(role)
     statements = [
         sql.SQL("CREATE ROLE {} LOGIN REPLICATION").format(name),
@@ -61,6 +64,9 @@ def role_sql(role: str, database: str, table: Table) -> list[str]:
         sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(table.schema), name),
         sql.SQL("GRANT SELECT ON {} TO {}").format(table.identifier, name),
     ]
+    if deletes_by is not None:
+        rights = sql.SQL("GRANT DELETE, UPDATE ({}) ON {} TO {}")
+        statements.append(rights.format(sql.Identifier(deletes_by), table.identifier, name))
     return [statement.as_string() for statement in statements]
 
 
@@ -82,7 +88,7 @@ class Administration:
             cursor = self._connection.execute(statement.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
-    def ensure_role(self, dsn: str, table: Table) -> bool:
+    def ensure_role(self, dsn: str, table: Table, deletes_by: str | None = None) -> bool:
         """Make the role of the pipeline's connection string, if it is missing and somebody else is connected here.
 
         Return whether it was made. A role that exists must have REPLICATION.
@@ -95,7 +101,7 @@ class Administration:
         if found and not found[0][0]:
             msg = f"role {role!r} may not replicate"
             raise PostgresRefused(msg, f"ALTER ROLE {sql.Identifier(role).as_string()} REPLICATION")
-        statements = role_sql(role, database, table)
+        statements = role_sql(role, database, table, deletes_by)
         if not found:
             password = conninfo_to_dict(dsn).get("password")
             if password:

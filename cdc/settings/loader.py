@@ -1,7 +1,7 @@
 """Load the settings once, at the door: file, then environment, then flags, into frozen models.
 
-Strategy: lay the sources over each other, read secrets from the files that are still named after that, refuse what this
-version cannot do, and let the models judge the rest. Every refusal is a ConfigurationError of one line: where the value was
+Strategy: lay the sources over each other, read secrets from the files that are still named after that, refuse what the
+guarantee rests on, and let the models judge the rest. Every refusal is a ConfigurationError of one line: where the value was
 written, which setting it is, what is wrong with it, and what would be right. The value itself is shown only when it
 cannot be a secret.
 """
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from cdc.errors import ConfigurationError
 from cdc.kafka.properties import LOCKED_PROPERTIES
-from cdc.settings.models import ANY, NOT_YET, Origin, Path, SchemaSettings, Settings
+from cdc.settings.models import Origin, Path, SchemaSettings, Settings
 from cdc.settings.sources import Leaf, Leaves, dotted, from_environment, from_flags, from_toml
 from cdc.settings.values import Wrong, is_secret
 
@@ -35,10 +35,6 @@ def load(config: FilePath | None, sets: Sequence[str] = (), environ: Mapping[str
     leaves, folder = _gather(config, sets, environ or {})
     for path, leaf in leaves.items():
         _refuse_locked(path, leaf)
-        refused = NOT_YET.get(path)
-        if refused is not None and (refused is ANY or leaf.value == refused):
-            msg = f"{leaf.origin.place}: {dotted(path)} = {_shown(path, leaf.value)} is not available in this version"
-            raise ConfigurationError(msg, "leave it out")
     tree = _tree(leaves, folder)
     try:
         settings = Settings.model_validate(tree)

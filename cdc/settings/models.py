@@ -40,13 +40,6 @@ from cdc.settings.values import (
 Path = tuple[str, ...]
 """The place of a value: ("postgres", "dsn"), or ("kafka", "bootstrap.servers")."""
 
-ANY = object()
-
-NOT_YET: Mapping[Path, object] = {
-    ("outbox", "retention"): ANY,
-}
-"""Values that are accepted by the models but whose feature this version does not have: the loader refuses them."""
-
 DERIVED: Mapping[Path, str] = {
     ("postgres", "slot"): "cdc_{name}",
     ("postgres", "publication"): "cdc_{name}",
@@ -172,7 +165,7 @@ class OutboxSettings(_Frozen):
     retention: Duration | None = Field(
         default=None,
         gt=timedelta(0),
-        description="Delete published rows from the table when they are older.",
+        description="Delete published rows from the table when they are older, and drop partitions whose range is older.",
         examples=["7d"],
     )
 

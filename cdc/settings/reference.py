@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cdc.kafka.properties import LOCKED_PROPERTIES
-from cdc.settings.models import ANY, DERIVED, KAFKA_DEFAULTS, NOT_YET, SECTION_NOTES, Path, Settings
+from cdc.settings.models import DERIVED, KAFKA_DEFAULTS, SECTION_NOTES, Path, Settings
 from cdc.settings.sources import ENV_PREFIX, dotted, kind_of
 
 SHOWN_NAME = "shop"
@@ -100,9 +100,6 @@ def _meaning(path: Path, field: FieldInfo) -> str:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if choices:
         meaning += f" One of {', '.join(_code(choice) for choice in choices)}."
-    if path in NOT_YET:
-        what = "The setting" if NOT_YET[path] is ANY else _code(NOT_YET[path])
-        meaning += f" {what} is not available in this version."
     variable = ENV_PREFIX + "__".join(path).upper()
     return f"{meaning} `{variable}`".replace("|", "\\|")
 

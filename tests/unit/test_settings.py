@@ -15,7 +15,7 @@ from cdc.errors import ConfigurationError
 from cdc.kafka.properties import LOCKED_PROPERTIES
 from cdc.outbox import mapping
 from cdc.settings import Settings, TableName, load, load_schemas, mask, template_parts
-from cdc.settings.models import NOT_YET, ColumnSettings
+from cdc.settings.models import ColumnSettings
 from cdc.settings.values import (
     Wrong,
     duration_text,
@@ -352,12 +352,6 @@ class TestSecrets:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("path", list(NOT_YET), ids=".".join)
-    def test_what_this_version_lacks(self, path: tuple[str, ...]) -> None:
-        value = NOT_YET[path] if isinstance(NOT_YET[path], str) else "7d"
-        error = refused([f"{'.'.join(path)}={value}"])
-        assert f'{".".join(path)} = "{value}" is not available in this version' in error.what
-
     @pytest.mark.parametrize("name", list(LOCKED_PROPERTIES))
     def test_what_the_guarantee_rests_on(self, name: str) -> None:
         error = refused([f"kafka.{name}=1"])
