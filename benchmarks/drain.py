@@ -91,28 +91,31 @@ def drain(peer: Peer, run: Run) -> Figures:
     watch = Watch(run, peer.topic(run) if peer.publishes else None, lambda: process)
     samples = [watch.sample()]
     began = samples[0].at
+    whole = rows == run.rows
     process = peer.start(run)
     try:
-        while not _done(samples, rows, process):
+        while not _done(samples, rows, process, QUIET_S if whole else 0.0):
             time.sleep(SAMPLED_EVERY_S)
             samples.append(watch.sample())
-            progress = next(each.at for each in samples if each.events == samples[-1].events)
-            assert samples[-1].at - progress < STALL_S, f"{peer.name} published {samples[-1].events:,} of {rows:,} and stopped"
+            stalled = peer.publishes and _still_s(samples) > STALL_S
+            assert not stalled, f"{peer.name} published {samples[-1].events:,} of {rows:,} and stopped"
     finally:
         process.close()
-    whole = rows == run.rows and peer.publishes
-    published = _count(run, peer.topic(run)) if whole else None
+    assert samples[-1].events >= rows or not peer.publishes, f"{peer.name} published {samples[-1].events:,} of {rows:,} and ended"
+    published = _count(run, peer.topic(run)) if whole and peer.publishes else None
     assert published in {None, rows}, f"{peer.name} published {published:,} events for {rows:,} rows"
     return {**figures(samples, rows, began), "rss_mb": round(watch.peak_mb), "published": published}
 
 
-def _done(samples: list[Sample], rows: int, process: Process) -> bool:
-    last = samples[-1]
-    if process.pid is None:  # a limit ends by itself, and nobody else before its work is done
+def _done(samples: list[Sample], rows: int, process: Process, quiet_s: float) -> bool:
+    if process.pid is None:  # a limit ends by itself; of another one the count tells that it ended too early
         return True
-    if not last.events >= rows:
-        return False
-    return last.at - next(each.at for each in samples if each.events == last.events) >= QUIET_S
+    return samples[-1].events >= rows and _still_s(samples) >= quiet_s
+
+
+def _still_s(samples: list[Sample]) -> float:
+    """Return for how long nothing has come."""
+    return samples[-1].at - next(each.at for each in samples if each.events == samples[-1].events)
 
 
 def figures(samples: list[Sample], rows: int, began: float) -> Figures:
@@ -158,9 +161,10 @@ def _count(run: Run, topic: str) -> int:
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     count = ends = 0
+    deadline = time.monotonic() + STALL_S
     while ends < PARTITIONS:
-        batch = consumer.consume(10_000, 5)
-        assert batch, f"{topic} could not be read to its end"
+        assert time.monotonic() < deadline, f"{topic} could not be read to its end"
+        batch = consumer.consume(10_000, 0.5)
         wrong = sum(each.error() is not None for each in batch)
         ends += wrong
         count += len(batch) - wrong

@@ -39,7 +39,7 @@ def bars(title: str, values: Mapping[str, float], unit: str, *, ours: str = "") 
     return _svg(title, TOP + len(values) * (BAR + GAP) + 4, parts)
 
 
-def lines(title: str, label: str, unit: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def lines(title: str, label: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """Return lines over a logarithmic axis called `label`, with values from zero on."""
     xs = sorted({x for points in series.values() for x, _ in points})
     low, high = math.log10(xs[0]), math.log10(xs[-1])
@@ -57,7 +57,6 @@ def lines(title: str, label: str, unit: str, series: Mapping[str, Sequence[tuple
         parts.append(_text(x - 8, y + 4, _short(top * quarter / 4), "end"))
     parts += [_text(at(x, 0)[0], bottom + 18, _short(x), "middle") for x in xs]
     parts.append(_text(PAD_LEFT + width / 2, bottom + 42, label, "middle"))
-    parts.append(_text(PAD_LEFT, TOP - 8, unit, "end"))
     for colour, (name, points) in zip(COLOURS, series.items(), strict=False):
         placed = [at(x, y) for x, y in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)

@@ -206,7 +206,7 @@ def drawings(documents: Mapping[str, Document]) -> dict[str, str]:
             "cdc": [(point["x"], point["events_per_s"]) for point in curve["points"] if point["events_per_s"]],
             "pg_recvlogical": [(point["x"], point["limit_per_s"]) for point in curve["points"]],
         }
-        found[f"growth-{name}"] = plots.lines(f"Events a second by {curve['label']}", curve["label"], "events/s", series)
+        found[f"growth-{name}"] = plots.lines(f"Events a second by {curve['label']}", curve["label"], series)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.drain import FIRST, Sample, figures, median
+from benchmarks.drain import FIRST, Figures, Sample, figures, median
 from benchmarks.versus import ratios
 
 
@@ -40,7 +40,7 @@ def test_all_at_once_has_a_start_and_no_rate() -> None:
 
 
 def test_a_turn_that_failed_is_left_out_and_the_others_stay_in_their_rounds() -> None:
-    found = {
+    found: dict[str, list[Figures]] = {
         "ours": [{"events_per_s": 10.0}, {}, {"events_per_s": 30.0}],
         "recvlogical": [{"events_per_s": 20.0}, {"events_per_s": 1.0}, {}],
     }
