@@ -160,6 +160,7 @@ def backend_killed(field: Field) -> None:
     """SIGKILL of one server process: PostgreSQL ends all others and recovers."""
     found = field.pipeline.execute("SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client backend') LIMIT 5")
     os.kill(field.chance.choice(found)[0], signal.SIGKILL)
+    field.keeper.wait(lambda: not field.postgres_answers(), RECOVERED_S, "PostgreSQL ends all connections, ours too")
     field.keeper.wait(field.postgres_answers, RECOVERED_S, "PostgreSQL has recovered")
 
 
