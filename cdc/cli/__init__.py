@@ -73,6 +73,12 @@ COMMANDS = {
         "Create what the pipeline needs: publication, slot, topics, genesis position.",
         ("cdc init --create-table", "cdc init --existing skip --sql"),
     ),
+    "import-debezium": Command(
+        "cdc.cli.import_debezium",
+        "import_debezium",
+        "Make a cdc.toml of a Debezium connector with the outbox event router, and list what it cannot carry over.",
+        ("cdc import-debezium connector.json", "cdc import-debezium connector.json --output - --json"),
+    ),
     "check": Command(
         "cdc.cli.check",
         "check",
