@@ -23,8 +23,9 @@ from cdc.outbox.executor import Statement, execute, execute_async
 QUERY: Final = """
 SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), '0/0')::bigint,
     (SELECT pg_catalog.pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint FROM pg_catalog.pg_replication_slots WHERE slot_name = %s),
-    (SELECT COALESCE(sum(s.n_tup_ins), 0)::bigint FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass(%s)) t
-        JOIN pg_catalog.pg_stat_all_tables s ON s.relid = t.relid)"""
+    (SELECT COALESCE(sum(pg_catalog.pg_stat_get_tuples_inserted(relid)), 0)::bigint FROM (SELECT pg_catalog.to_regclass(named.it) AS relid
+        UNION SELECT relid FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass(named.it))) tables)
+FROM (SELECT %s::text AS it) named"""
 """The end of the log, what the slot has confirmed, and the rows that the table ever got. For everybody to see; no table is read."""
 
 KEPT: Final = 3_600

@@ -10,11 +10,13 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc import Event, app, load_outbox
+from cdc import Event, Pressure, app, load_outbox
 from cdc.audit.check_postgres import QUESTIONS
 from cdc.cli.check import case
 from cdc.settings import load
 from tests.pipeline import Pipeline
+from tests.statistics import told_at_once
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -72,6 +74,8 @@ def test_what_emit_writes_and_what_it_refuses(pipeline: Pipeline) -> None:
 
 def test_rows_and_messages_of_every_writer_reach_kafka(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.set(outbox__message_prefix="shop.outbox").init()
+    pressure = Pressure(pipeline.slot_name, max_pending_rows=2, every_s=0)
+    assert pressure.look(pipeline.connection) is None
     pipeline.started()
     monkeypatch.setenv("CDC_CONFIG", str(pipeline.config))
     by_rows, by_messages = load_outbox(), load_outbox(messages=True)
@@ -87,6 +91,17 @@ def test_rows_and_messages_of_every_writer_reach_kafka(pipeline: Pipeline, monke
     assert (third.headers["ce_id"], third.headers["tenant"]) == (str(message.id).encode(), b"a")
     assert fourth.headers["correlationid"] == b"c-4"
     assert not pipeline.events(pipeline.dead_letter_topic)
+
+    pipeline.wait_confirmed()
+    assert pressure.look(pipeline.connection) is None
+    pipeline.stop()
+    pipeline.insert(5, 7)
+    told_at_once(pipeline.connection)
+    busy = wait_for(lambda: pressure.look(pipeline.connection), what="the statistics tell of three rows")
+    assert busy.reason == "3 events wait to be published, more than 2"
+    assert 0 < busy.backlog.lag_bytes < 1_000_000
+    pipeline.started()
+    wait_for(lambda: pressure.look(pipeline.connection) is None, what="the backlog is published")
 
 
 def test_emit_is_made_once_told_when_it_differs_and_left_out_when_off(pipeline: Pipeline) -> None:
@@ -144,6 +159,7 @@ def test_init_without_rights_goes_on_and_a_dba_can_run_what_sql_prints(pipeline:
             pipeline.execute(statements)
         assert finding(pipeline).startswith("ok:")
         with psycopg.connect(make_conninfo(owner, user=unique), autocommit=True) as writer:
+            assert Pressure(pipeline.slot_name).look(writer) is None, "that takes no right"
             with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for table outbox"):
                 writer.execute("SELECT cdc.emit('Thing', 'k', '{\"n\": 1}', 'thing')")
             pipeline.connection.execute(sql.SQL("GRANT INSERT ON outbox TO {}").format(role))

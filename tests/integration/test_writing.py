@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +24,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from cdc import Event, InvalidEvent, Outbox, event_context
+from cdc import Event, InvalidEvent, Outbox, Pressure, TooBusy, event_context
 from cdc.errors import NoTransaction
 from cdc.outbox import OutboxMapping, append, append_async, use
 from cdc.outbox.table import create_sql
 from cdc.postgres.slot import Table
 from tests.pipeline import write_schemas
+from tests.statistics import told_at_once
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -275,3 +279,55 @@ def test_avro_payloads_and_paths_into_the_payload(connection: psycopg.Connection
     assert connection.execute("SELECT payload FROM paths").fetchall() == [({"n": 1, "text": "k"},)]
     with pytest.raises(InvalidEvent, match="aggregateid is not the one"):
         paths.append(connection, Event("Thing", "k", {"n": 1, "text": "other"}))
+
+
+def test_field_case_45_a_nul_character_fails_where_it_is_written_or_is_carried(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(psycopg.errors.UntranslatableCharacter):
+        append(connection, Event("Thing", "k", {"n": 1, "text": "a\0b"}, "thing"))
+    connection.rollback()
+    connection.execute("ALTER TABLE outbox ALTER payload TYPE json")
+    append(connection, Event("Thing", "k", {"n": 1, "text": "a\0b"}, "thing"))
+    assert connection.execute("SELECT payload FROM outbox").fetchall() == [({"n": 1, "text": "a\0b"},)]
+
+
+def test_field_case_128_two_writers_with_one_event_at_once_write_it_once(database: str, connection: psycopg.Connection[Any]) -> None:
+    event, together = thing(1), threading.Barrier(2)
+
+    def write(_: int) -> bool:
+        with psycopg.connect(database) as opened:
+            together.wait()
+            try:
+                append(opened, event)
+            except psycopg.errors.UniqueViolation:
+                return False
+            return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(write, range(2))) == [False, True]
+    assert [row[0] for row in rows(connection)] == [event.id]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_pressure_is_looked_at_through_the_applications_own_connection(
+    database: str, connection: psycopg.Connection[Any], way: str
+) -> None:
+    pressure = Pressure("no_such_slot", "public.outbox", max_age_s=0, max_pending_rows=0, every_s=0)
+
+    async def look_async() -> TooBusy | None:
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as opened:
+            return await pressure.look_async(opened)
+
+    def look() -> TooBusy | None:
+        if way == "async":
+            return asyncio.run(look_async())
+        with engine(database) as made, made.connect() as opened, django_connection(database) as other:
+            pressure.look(opened)
+            return pressure.look(other)
+
+    assert look() is None
+    append(connection, thing(1))
+    connection.commit()
+    told_at_once(connection)
+    busy = wait_for(look, what="the statistics tell of a row")
+    assert busy.backlog.pending_rows == 1
+    assert "wait to be published" in busy.reason
