@@ -19,7 +19,12 @@ __all__ = [
     "Line",
     "OrderPaid",
     "OrderPlaced",
+    "OrderProcessed",
+    "OrderRejected",
     "PaymentMethod",
+    "StockRejected",
+    "StockReserved",
+    "UserRegistered",
 ]
 
 
@@ -63,3 +68,38 @@ class OrderPlaced(EventModel, avro="shop.OrderPlaced", type="OrderPlaced", versi
     lines: list[Line]
     totalCents: Long
     note: None | str = None
+
+
+class OrderProcessed(EventModel, avro="shop.OrderProcessed", type="OrderProcessed", version=1, aggregatetype="Order", key="orderId"):
+    """The order has left the house. A thin event: who wants to know more asks the order service."""
+
+    orderId: str
+
+
+class OrderRejected(EventModel, avro="shop.OrderRejected", type="OrderRejected", version=1, aggregatetype="Order", key="orderId"):
+    """The order is given up; what was paid is given back. Amounts are whole cents."""
+
+    orderId: str
+    reason: str
+    refundCents: Long
+
+
+class StockRejected(EventModel, avro="shop.StockRejected", type="StockRejected", version=1, aggregatetype="Stock", key="orderId"):
+    """There is too little of one article, and nothing was reserved for the order."""
+
+    orderId: str
+    sku: str
+
+
+class StockReserved(EventModel, avro="shop.StockReserved", type="StockReserved", version=1, aggregatetype="Stock", key="orderId"):
+    """Every piece of an order lies ready for it."""
+
+    orderId: str
+
+
+class UserRegistered(EventModel, avro="shop.UserRegistered", type="UserRegistered", version=1, aggregatetype="User", key="userId"):
+    """Somebody has an account now."""
+
+    userId: str
+    name: str
+    email: str

@@ -18,6 +18,7 @@ from cdc.cli import main
 from tests.waiting import wait_for
 
 SHOP = Path(__file__).parents[3] / "schemas"
+KEPT = {"OrderPaid", "OrderPlaced", "types", "registry.lock", "registry.toml"}
 ORDER = {
     "orderId": "o-1",
     "customer": {"id": 1, "name": "Ada"},
@@ -29,7 +30,14 @@ ORDER = {
 
 @pytest.fixture
 def schemas(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(SHOP, tmp_path / "schemas"))
+    """The shop's folder as it began: two subjects, so that the next id is 3."""
+    folder = Path(shutil.copytree(SHOP, tmp_path / "schemas", ignore=lambda path, names: set(names) - KEPT if path == str(SHOP) else set()))
+    lock = (folder / "registry.lock").read_text().splitlines()
+    began = ["next 3" if line.startswith("next ") else line for line in lock if not line[0].isdigit() or line.split()[0] in {"1", "2"}]
+    (folder / "registry.lock").write_text("\n".join(began) + "\n")
+    toml = (folder / "registry.toml").read_text()
+    (folder / "registry.toml").write_text(toml[: toml.index("[subjects.OrderRejected]")])
+    return folder
 
 
 @pytest.fixture
