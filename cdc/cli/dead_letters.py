@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cdc import app as cdc_app
+from cdc.audit.consumer_letters import ConsumerRedrive
 from cdc.audit.dead_letters import Choice, DeadLetters, Letter, payload_text, texts
 from cdc.audit.park import Parking
 from cdc.audit.redrive import SHOWN, Redrive, Redriven
@@ -22,6 +23,7 @@ from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_fro
 from cdc.cli.output import console, print_json, progress, say, table
 from cdc.cli.patience import given_up, within
 from cdc.cli.verify import milliseconds
+from cdc.consumer.names import Names
 from cdc.errors import AuditFailed, ConfigurationError, StoppedByPolicy
 from cdc.settings import Settings
 
@@ -32,6 +34,8 @@ Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Committed at this time or later: 2026-01-31T12:00:00Z.")]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Committed before this time.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Event ids; a place for a row without an id.")]
+
+Parker = Annotated[str | None, typer.Option("--consumer", metavar="NAME", help="What this consumer has parked, not the pipeline.")]
 
 OWN_HEADERS = ("cdc.", "__connect.errors.")
 
@@ -45,6 +49,7 @@ def list_(
     since: Since = None,
     until: Until = None,
     every: Annotated[bool, typer.Option("--all", help="Also what was redriven.")] = False,
+    consumer: Parker = None,
     config: Config = None,
     sets: Sets = None,
     timeout_s: Timeout = TIMEOUT_S,
@@ -53,7 +58,7 @@ def list_(
     """List the dead letters that are open: never a key or a payload."""
     settings = settings_from(config, sets)
     choice = _choice(ids, reason, topic, since, until)
-    with _reading(settings) as dead, progress("reading dead letters") as step:
+    with _reading(settings, consumer) as dead, progress("reading dead letters") as step:
         found = within(timeout_s, lambda: dead.letters(choice, step))
     shown = [letter for letter in found if every or letter.open]
     if as_json:
@@ -74,6 +79,7 @@ def show(
     event: Annotated[str, typer.Argument(metavar="ID", help="The event's id, or the place of a row without one.")],
     payload: Annotated[bool, typer.Option("--payload", help="Also the row's payload and columns, personal fields masked.")] = False,
     unmasked: Annotated[bool, typer.Option("--unmasked", help="With --payload: as it is, personal fields included.")] = False,
+    consumer: Parker = None,
     config: Config = None,
     sets: Sets = None,
     timeout_s: Timeout = TIMEOUT_S,
@@ -84,7 +90,7 @@ def show(
         raise ConfigurationError("--unmasked shows nothing by itself", "add --payload")
     settings = settings_from(config, sets)
     registry, mapping = folder.load(Path(settings.schemas.folder)), cdc_app.mapping(settings)
-    with _reading(settings) as dead, progress("reading dead letters") as step:
+    with _reading(settings, consumer) as dead, progress("reading dead letters") as step:
         pairs = within(timeout_s, lambda: list(dead.whole(dead.letters(Choice(frozenset({event})), step))))
     if not pairs:
         raise AuditFailed(f"there is no dead letter {event}", "see `cdc dead-letters list --all`")
@@ -118,6 +124,7 @@ def redrive(
     from_table: Annotated[
         bool, typer.Option("--from-table", help="Take the rows as the table has them now, mended or too large to be kept.")
     ] = False,
+    consumer: Parker = None,
     config: Config = None,
     sets: Sets = None,
     timeout_s: Timeout = TIMEOUT_S,
@@ -128,6 +135,11 @@ def redrive(
     if choice == Choice():
         raise ConfigurationError("it is not said which dead letters", "name ids, or choose by --reason, --topic, --since or --until")
     settings = settings_from(config, sets)
+    if consumer is not None:
+        if from_table:
+            raise ConfigurationError("a consumer's dead letters are events and no rows", "leave --from-table out")
+        _tell(_redriven_for(settings, consumer, choice, timeout_s), as_json=as_json)
+        return
     registry, mapping = folder.load(Path(settings.schemas.folder)), cdc_app.mapping(settings)
     with ExitStack() as stack, progress("redriving") as step:
         row_of = None
@@ -178,12 +190,21 @@ def park(
 
 
 @contextmanager
-def _reading(settings: Settings) -> Iterator[DeadLetters]:
+def _reading(settings: Settings, consumer: str | None = None) -> Iterator[DeadLetters]:
     subscriber = cdc_app.subscriber(settings)
+    topic = settings.topics.dead_letter if consumer is None else Names(consumer).dead_letter
     try:
-        yield DeadLetters(subscriber, settings.topics.dead_letter, settings.name)
+        yield DeadLetters(subscriber, topic, consumer or settings.name)
     finally:
         subscriber.close()
+
+
+def _redriven_for(settings: Settings, consumer: str, choice: Choice, timeout_s: float) -> list[Redriven]:
+    """Give a consumer what it has parked once more."""
+    with _reading(settings, consumer) as dead, ExitStack() as stack, progress("redriving") as step:
+        publisher = cdc_app.command_publisher(settings, f"redrive-{consumer}")
+        stack.callback(publisher.close)
+        return within(timeout_s, ConsumerRedrive(dead, publisher, Names(consumer), choice, step).run)
 
 
 def _choice(ids: list[str] | None, reason: str | None, topic: str | None, since: str | None, until: str | None) -> Choice:

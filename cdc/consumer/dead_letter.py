@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cdc.consumer.event import ATTEMPT, DUE, FOR_HANDLERS, ORIGIN, REDRIVES, envelope, whole
+from cdc.consumer.event import ATTEMPT, DUE, FOR_HANDLERS, ORIGIN, REDRIVES, TIMESTAMP, Envelope, envelope, whole
 from cdc.consumer.lane import Failure, Kind
 from cdc.event import Record, record_size
 
@@ -30,7 +30,7 @@ STAGES: Final = {Kind.UNREADABLE: "VALUE_CONVERTER"}
 
 OURS: Final = frozenset(
     {
-        *(ORIGIN, ATTEMPT, DUE, FOR_HANDLERS),
+        *(ORIGIN, ATTEMPT, DUE, FOR_HANDLERS, TIMESTAMP),
         *("cdc.reason", "cdc.id", "cdc.sequence", "cdc.type", "cdc.time", "cdc.attempts", "cdc.payload.bytes"),
     }
 )
@@ -54,7 +54,7 @@ def dead_letter(  # noqa: PLR0913 - what a letter tells
         ("cdc.type", told.type.encode()[:NAME_LIMIT]),
         ("cdc.time", told.time.encode()[:NAME_LIMIT]),
         ("cdc.attempts", str(attempts).encode()),
-        (ORIGIN, str(origin).encode()),
+        *_first(seen, told),
         (CONNECT + "topic", origin.topic.encode()),
         (CONNECT + "partition", str(origin.partition).encode()),
         (CONNECT + "offset", str(origin.offset).encode()),
@@ -79,7 +79,7 @@ def dead_letter(  # noqa: PLR0913 - what a letter tells
 def later(topic: str, seen: Seen, failure: Failure, *, attempts: int, due_ms: int) -> Record:
     """Return the record for a retry topic: the same event, what has failed and when it is due."""
     told = envelope(seen)
-    headers = [*_own(seen), (ORIGIN, str(told.origin).encode()), (ATTEMPT, str(attempts).encode()), (DUE, str(due_ms).encode())]
+    headers = [*_own(seen), *_first(seen, told), (ATTEMPT, str(attempts).encode()), (DUE, str(due_ms).encode())]
     if failure.left:
         headers.append((FOR_HANDLERS, ",".join(sorted(failure.left)).encode()))
     return Record(topic, seen.key, seen.value, headers, 0)
@@ -92,8 +92,13 @@ def redriven(topic: str, letter: Seen) -> Record:
     times = whole(told.headers.get(REDRIVES)) + 1
     own = [(name, value) for name, value in _own(letter) if name not in {"ce_replay", REDRIVES}]
     own += [(name, value) for name, value in letter.headers if name == FOR_HANDLERS]
-    headers = [*own, mark, (ORIGIN, str(told.origin).encode()), (REDRIVES, str(times).encode())]
+    headers = [*own, mark, *_first(letter, told), (REDRIVES, str(times).encode())]
     return Record(topic, letter.key, letter.value, headers, 0)
+
+
+def _first(seen: Seen, told: Envelope) -> Headers:
+    """Return the headers that say where and when the event was written first."""
+    return [(ORIGIN, str(told.origin).encode()), (TIMESTAMP, str(told.timestamp_ms or seen.timestamp_ms).encode())]
 
 
 def _own(seen: Seen) -> Headers:

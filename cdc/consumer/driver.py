@@ -165,7 +165,7 @@ class Driver:
         if isinstance(job, Handle) and isinstance(result, Handled):
             self._observer.handled(self._name, job, result, now - job.started)
             if failed is not None:
-                self._observer.failed(self._name, job.records[result.settled], failed, lane.attempts or 1, lane)
+                self._observer.failed(self._name, job.records[result.settled], failed, lane.attempts, lane)
         elif isinstance(job, Move) and isinstance(result, Moved):
             self._observer.moved(self._name, job, result.error)
             if lane.standing is Standing.STOPPED:

@@ -29,6 +29,9 @@ REDRIVES: Final = "cdc.redrives"
 FOR_HANDLERS: Final = "cdc.handlers"
 """Header of a moved record: the handlers that are not done with it, separated by commas; without it all are meant."""
 
+TIMESTAMP: Final = "cdc.timestamp"
+"""Header of a record that was moved: its first timestamp, Unix time in milliseconds."""
+
 MARKER_LIMIT: Final = 500
 """Characters of an id that are kept as they are: PostgreSQL indexes no more than 2,700 bytes."""
 
@@ -71,6 +74,11 @@ class Envelope(NamedTuple):
     def due_ms(self) -> int:
         """Unix time in milliseconds before which it is not tried; 0 for at once."""
         return whole(self.headers.get(DUE))
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When the event was written first, 0 for a record that was never moved."""
+        return whole(self.headers.get(TIMESTAMP))
 
     @property
     def redriven(self) -> bool:

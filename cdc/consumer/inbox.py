@@ -69,6 +69,11 @@ CREATE TABLE IF NOT EXISTS consumer_parked (
 """
 """Safe to run again; `Consumer.create_tables` runs it."""
 
+TABLES: Final = (
+    *("processed_events", "processed_events_processed_at", "processed_keys"),
+    *("consumer_high_water", "consumer_attempts", "consumer_parked"),
+)
+
 LOCK: Final = 0x6364635F
 """Advisory lock of those who create the tables: IF NOT EXISTS alone fails when two do it at once."""
 
@@ -118,8 +123,17 @@ class Store:
             connection.close()
 
     def create_tables(self) -> None:
-        """Make what is missing."""
+        """Make what is missing.
+
+        Where all is there nothing is locked: CREATE INDEX IF NOT EXISTS waits for every open transaction with a marker, and all
+        later ones behind it.
+        """
         connection = self._open()
+        [(whole,)] = connection.execute(
+            "SELECT count(to_regclass(name)) = %s FROM unnest(%s::text[]) name", (len(TABLES), list(TABLES))
+        ).fetchall()
+        if whole:
+            return
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
             connection.execute(DDL.encode())

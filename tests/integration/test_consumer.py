@@ -11,7 +11,7 @@ import pytest
 from cdc.consumer import Consumer, Event, Retry, Unprocessable
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, write_effect
-from tests.pipeline import consume, sizes
+from tests.pipeline import consume
 from tests.waiting import wait_for
 
 QUICK = Retry.fixed(0.02, attempts=2)
@@ -32,24 +32,6 @@ def test_each_event_once_in_order_and_offsets_behind(shop: Line) -> None:
         shop.wait_effects(range(100))
         wait_for(lambda: shop.committed() == 150, what="the offset follows")
     assert shop.execute("SELECT count(*) FROM processed_events") == [(100,)]
-
-
-@sizes(20, 200)
-def test_two_copies_at_the_same_instant(shop: Line, size: int) -> None:
-    shop.make_topic(partitions=2)
-    consumer = shop.consumer(workers=2, retry=QUICK)
-
-    @consumer.on("Thing")
-    def slowly(event: Event, connection: psycopg.Connection[Any]) -> None:
-        connection.execute("SELECT pg_sleep(0.005)")
-        write_effect(event, connection)
-        if event.value["n"] % 3 == 0 and event.attempt == 1:
-            raise RuntimeError  # after its writes: they and the marker go, and the copy that waited goes on
-
-    shop.publish(*[event(n, partition=partition) for n in range(size) for partition in (0, 1)])
-    with consuming(consumer):
-        wait_for(lambda: shop.committed(0) == size and shop.committed(1) == size, 60, "both partitions are through")
-    assert sorted(shop.effects()) == list(range(size))
 
 
 def test_a_unique_violation_of_the_handler_is_its_own(shop: Line) -> None:
