@@ -43,12 +43,13 @@ def create_app(health: Health, metrics: Metrics, routes: Sequence[BaseRoute] = (
         age = health.beat_age_s()
         return _verdict(ok=health.live, text="live" if health.live else f"the loop has not turned for {age:.0f} s")
 
-    def ready(_: Request) -> Response:
+    def ready(request: Request) -> Response:
         snapshot = health.snapshot
-        if snapshot.ready and not health.live:
+        ok = snapshot.ready or (snapshot.standby and request.query_params.get("standby") == "ok")
+        if ok and not health.live:
             return _verdict(ok=False, text="the loop does not turn")
         turn = snapshot.turn
-        return _verdict(ok=snapshot.ready, text=f"{turn.state}: {turn.reason}" if turn.reason else turn.state)
+        return _verdict(ok=ok, text=f"{turn.state}: {turn.reason}" if turn.reason else turn.state)
 
     def status(_: Request) -> Response:
         return Response(orjson.dumps(health.document()), media_type="application/json", headers=SECURITY_HEADERS)

@@ -67,10 +67,14 @@ def test_ready(server: HttpServer, observer: PipelineObserver, clock: Clock) -> 
     assert answer.status == 503
     assert text == "standby: replication slot 'cdc_shop' is active for backend pid 7\n"
     assert get(server, "/health/live")[0].status == 200
+    answer, said = get(server, "/health/ready?standby=ok")
+    assert (answer.status, said) == (200, text), "for who rolls out and drains by it"
     observer.state(State.STREAMING, "")
-    assert get(server, "/health/ready")[0].status == 200
+    assert get(server, "/health/ready")[0].status == get(server, "/health/ready?standby=ok")[0].status == 200
     clock.now += HEARTBEAT_MAX_AGE_S
-    assert get(server, "/health/ready")[0].status == 503
+    assert get(server, "/health/ready")[0].status == get(server, "/health/ready?standby=ok")[0].status == 503
+    observer.state(State.BACKOFF, "no broker")
+    assert get(server, "/health/ready?standby=ok")[0].status == 503
 
 
 def test_status(server: HttpServer, observer: PipelineObserver) -> None:
