@@ -27,6 +27,9 @@ BEGIN, END = "<!-- figures: make bench ARGS=--render -->\n", "<!-- end of figure
 
 Document = Mapping[str, Any]
 
+BUSY = 1.0
+"""A load before the run from which on its rates are not worth quoting."""
+
 GOALS: Sequence[tuple[str, str, str, str]] = (
     ("rate, to `pg_recvlogical`'s", "at least 0.5", "backlog", "ratios.rate_to_recvlogical"),
     ("rate, to Debezium's (tuned)", "at least 1.4", "backlog", "ratios.rate_to_debezium"),
@@ -90,18 +93,26 @@ def _where(place: Document) -> str:
     servers = f"PostgreSQL {place['postgres']}, Kafka {place['kafka']}, Python {place['python']}, librdkafka {place['librdkafka']}"
     theirs = f"Debezium {place['debezium']} on Connect {place['connect']}, Java {place['java']}"
     when = f"Measured on {place['date']} at commit {place['commit']}, load before it {place['load_before']}"
-    return f"*{when}; {machine}; {servers}; {theirs}.*"
+    return f"*{when}; {machine}; {servers}; {theirs}.*{_provisional(place)}"
+
+
+def _provisional(place: Document) -> str:
+    """Say it where the machine was not ours alone."""
+    return " **Provisional: the machine had other work.**" if place.get("load_before", 0) > BUSY else ""
 
 
 def _backlog(document: Document) -> str:
-    head = ["", "events/s", "first half", "after it", "CPU", "broker's CPU", "PostgreSQL's CPU", "memory", "start"]
+    head = ["", "events/s", "(rounds)", "first half", "after it", "CPU, s", "broker's", "PostgreSQL's", "memory, MB", "start, s"]
     columns = [
-        *("events_per_s", "first_events_per_s", "steady_events_per_s"),
+        *("first_events_per_s", "steady_events_per_s"),
         *("cpu_s_per_million", "kafka_cpu_s_per_million", "postgres_cpu_s_per_million", "rss_mb", "start_s"),
     ]
-    rows = [
-        [document["labels"][name], *(_number(figures.get(column)) for column in columns)] for name, figures in document["peers"].items()
-    ]
+    rows = []
+    for name, figures in document["peers"].items():
+        turns = [turn["events_per_s"] for turn in document["by_round"][name] if turn.get("events_per_s")]
+        spread = f"{_number(min(turns))} to {_number(max(turns))}" if turns else "failed"
+        cells = [_number(figures.get(column)) for column in columns]
+        rows.append([document["labels"][name], _number(figures.get("events_per_s")), spread, *cells])
     return _table(head, rows)
 
 
@@ -168,17 +179,19 @@ def _at(document: Document | None, path: str) -> float | None:
 def in_short(documents: Mapping[str, Document]) -> str:
     """Return the README's lines."""
     backlog, latency = documents.get("backlog"), documents.get("latency")
+    labels = {**(latency or {}).get("labels", {}), **(backlog or {}).get("labels", {})}
     rows = []
     for name in ("ours", "debezium", "debezium-latency", "polling"):
         figures = (backlog or {}).get("peers", {}).get(name, {})
         times = (latency or {}).get("peers", {}).get(name, {}).get("at1000in1")
-        label = {**(latency or {}).get("labels", {}), **(backlog or {}).get("labels", {})}.get(name, name)
         cells = [_number(figures.get(column)) for column in ("events_per_s", "cpu_s_per_million", "rss_mb", "start_s")]
-        rows.append([label, *cells, " / ".join(f"{times[each]:,.1f}" for each in ("p50", "p99")) if times else ""])
+        if name in labels:
+            rows.append([labels[name], *cells, " / ".join(f"{times[each]:,.1f}" for each in ("p50", "p99")) if times else ""])
     head = ["", "events/s", "CPU s per million", "memory, MB", "start, s", "latency, ms (p50 / p99)"]
     place = (backlog or latency or {"where": {}})["where"]
     rows_of = f"{backlog['rows']:,} rows in transactions of {backlog['per_transaction']}" if backlog else "-"
-    return f"{_table(head, rows)}\n\nA backlog of {rows_of}; {place.get('cores')} cores for all, {place.get('date')}.\n"
+    where = f"{place.get('cores')} cores for all, {place.get('date')}.{_provisional(place)}"
+    return f"{_table(head, rows)}\n\nA backlog of {rows_of}, and latency at 1,000 events a second; {where}\n"
 
 
 def drawings(documents: Mapping[str, Document]) -> dict[str, str]:
