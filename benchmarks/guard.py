@@ -69,9 +69,7 @@ class Log:
     def receive(self, timeout_s: float) -> Sequence[Row | TransactionEnd]:
         del timeout_s
         items: list[Row | TransactionEnd] = []
-        feed = self.transactions.feed
-        for frame in self.frames:
-            feed(frame, items)
+        self.transactions.feed(self.frames, items)
         return items
 
     def confirm(self, lsn: Lsn) -> None:

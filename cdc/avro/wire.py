@@ -11,8 +11,8 @@ from typing import Final
 SMALL: Final = 8192
 """A negative number down to here is found in a table."""
 
-LARGE: Final = 1 << 17
-"""A positive number, a length or a count up to here is found in a table: amounts in cents and most identifiers, for 8 MB of
+LARGE: Final = 1 << 16
+"""A positive number, a length or a count up to here is found in a table: amounts in cents and most identifiers, for 5 MB of
 memory. Without it three of six numbers of an ordinary order cost a call each, a third of its time."""
 
 _BITS: Final = 14

@@ -50,9 +50,9 @@ class _Tally:
 
     __slots__ = ("bytes", "plain_bytes", "records", "route")
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, *, closely: bool) -> None:
         self.route = route
-        self.plain_bytes = -1 if route.timestamp_before_ms is not None else route.max_message_bytes - PLAIN_BYTES
+        self.plain_bytes = -1 if closely or route.timestamp_before_ms is not None else route.max_message_bytes - PLAIN_BYTES
         self.records = self.bytes = 0
 
 
@@ -125,12 +125,14 @@ class Relay:
 
     def _take(self, items: Sequence[Row | TransactionEnd]) -> None:
         """Turn rows into records, hand over those of whole transactions; the hot path, so what it needs is local."""
-        routes, route_of, latest_ms, refused = self._routes, self._router.route, self._latest_ms, self._refused
+        routes, route_of, latest_ms = self._routes, self._router.route, self._latest_ms
         held = self._held
         hold = held.append
+        held_bytes, outgrown_at = self._held_bytes, self._whole + HELD_ROWS
         for item in items:
             if isinstance(item, TransactionEnd):
-                self._whole, self._whole_dead, self._held_bytes = len(held), self._held_dead, 0
+                self._whole, self._whole_dead = len(held), self._held_dead
+                held_bytes, outgrown_at = 0, self._whole + HELD_ROWS
                 self._inside = False
                 self._batch.end(item)
                 continue
@@ -145,19 +147,21 @@ class Relay:
                     or len(headers) > PLAIN_HEADERS
                     or size + len(key) > tally.plain_bytes
                     or timestamp_ms > latest_ms
-                    or refused
                 ):
                     self._heed(record)
                     fits(record, tally.route, round(self._wall() * 1000))
             except InvalidEvent as error:
                 record, tally = self._invalid(item, error)
+                outgrown_at = self._whole + HELD_ROWS
                 size = len(record.value or b"")
             hold(record)
             tally.records += 1
             tally.bytes += size
-            self._held_bytes += size
-            if self._held_bytes >= HELD_BYTES or len(held) - self._whole >= HELD_ROWS:
+            held_bytes += size
+            if held_bytes >= HELD_BYTES or len(held) >= outgrown_at:
                 self._outgrown()
+                held_bytes, outgrown_at = 0, HELD_ROWS
+        self._held_bytes = held_bytes
         self._produce()
 
     def _outgrown(self) -> None:
@@ -166,7 +170,7 @@ class Relay:
         if self._batch.whole:
             self._commit()
         self._inside = self._large = True
-        self._whole, self._whole_dead, self._held_bytes = len(self._held), self._held_dead, 0
+        self._whole, self._whole_dead = len(self._held), self._held_dead
         self._produce()
 
     def _invalid(self, row: Row, error: InvalidEvent) -> tuple[Record, _Tally]:
@@ -193,7 +197,7 @@ class Relay:
 
     def _open(self, topic: str) -> _Tally:
         route = self._publisher.route(topic, self._waiting)
-        return self._routes.setdefault(topic, _Tally(route))
+        return self._routes.setdefault(topic, _Tally(route, closely=bool(self._refused)))
 
     def _produce(self) -> None:
         """Hand over the records of whole transactions, and of a large one what has come of it."""

@@ -1,9 +1,10 @@
 """From pgoutput messages to the outbox rows of whole transactions, in commit order; no I/O.
 
-Strategy: `Transactions.feed` takes one XLogData frame at a time and appends what it means to a list. Nearly every frame is
+Strategy: `Transactions.feed` takes the frames of one read and appends what they mean to a list. Nearly every frame is
 an insert into the outbox, so this is the hot path: rows are tuples, not objects, and the tuple of an insert is read by a
 function compiled for its relation, found by the eight bytes (type, relation, 'N', number of columns) that all inserts into
-one relation share. Everything else goes through `pgoutput.decode`.
+one relation share. Begin and Commit, which may come with each row, are read where they lie. Everything else goes through
+`pgoutput.decode`.
 
 Rules.
 - A transaction is skipped if and only if `Begin.final_lsn < position`, strictly: a commit record may begin where the
@@ -19,11 +20,11 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cdc.errors import ProtocolError
-from cdc.position import Lsn, Witness
+from cdc.position import POSTGRES_EPOCH_US, Lsn, Witness
 from cdc.postgres import pgoutput
 from cdc.postgres.base_types import base_of, resolved
 from cdc.postgres.pgoutput import Begin, Column, Commit, Insert, Message, PgoutputMessage, Relation, Type
@@ -96,11 +97,30 @@ def compile_row_decoder(columns: int) -> RowDecoder:
 
 _TUPLE = XLOG_DATA_HEADER + 8
 _NULL, _TEXT = b"nt"
-_INSERT, _BEGIN, _COMMIT = b"IBC"
+_BEGIN, _COMMIT = b"BC"
+_BEGIN_BYTES, _COMMIT_BYTES = XLOG_DATA_HEADER + 21, XLOG_DATA_HEADER + 26
+_begin, _commit = struct.Struct(">QqI").unpack_from, struct.Struct(">QQq").unpack_from
+_as_it_is = tuple.__new__
 
 
 def _unexpected(kind: int) -> ProtocolError:
     return ProtocolError(f"an insert has a column value of kind {chr(kind)!r}; an insert always carries every value whole")
+
+
+def _unknown(frame: bytes) -> None:
+    msg = f"unknown replication frame of type {frame[:1]!r} and {len(frame)} bytes"
+    raise ProtocolError(msg)
+
+
+def _message(frame: bytes) -> PgoutputMessage:
+    """Decode the message in an XLogData frame, Begin and Commit without a copy or a check that their length makes needless."""
+    if len(frame) == _BEGIN_BYTES and frame[25] == _BEGIN:
+        final_lsn, time, xid = _begin(frame, 26)
+        return _as_it_is(Begin, (Lsn(final_lsn), time + POSTGRES_EPOCH_US, xid))
+    if len(frame) == _COMMIT_BYTES and frame[25] == _COMMIT:
+        commit_lsn, end_lsn, time = _commit(frame, 27)
+        return _as_it_is(Commit, (Lsn(commit_lsn), Lsn(end_lsn), time + POSTGRES_EPOCH_US))
+    return pgoutput.decode(frame[XLOG_DATA_HEADER:])
 
 
 def _outside(what: str) -> ProtocolError:
@@ -138,25 +158,35 @@ class Transactions:
         """Whether the stream stands inside a transaction."""
         return self._begin is not None
 
-    def feed(self, frame: bytes, items: list[Row | TransactionEnd]) -> None:
-        """Take one XLogData frame; append the row or the end that it means, if any."""
-        known = self._decoders.get(frame[25:33])
-        if known is None:
-            self._take(pgoutput.decode(frame[XLOG_DATA_HEADER:]), items)
-            return
-        begin = self._begin
-        if begin is None:
-            raise _outside("an insert")
-        if not self._skipping:
-            items.append((begin, known[0], self._ordinal, known[1](frame)))
-        self._ordinal += 1
+    def feed(self, frames: Sequence[bytes], items: list[Row | TransactionEnd], other: Callable[[bytes], None] = _unknown) -> None:
+        """Take frames in their order; append the rows and ends that they mean, and give what is no XLogData to `other`."""
+        known_as, keep = self._decoders.get, items.append
+        begin, ordinal = self._begin, self._ordinal
+        for frame in frames:
+            known = known_as(frame[25:33])
+            if known is None:
+                self._ordinal = ordinal
+                if frame[:1] == b"w":
+                    self._take(_message(frame), items)
+                else:
+                    other(frame)
+                begin, ordinal = self._begin, self._ordinal
+                continue
+            if begin is None:
+                raise _outside("an insert")
+            if not self._skipping:
+                keep((begin, known[0], ordinal, known[1](frame)))
+            ordinal += 1
+        self._ordinal = ordinal
 
     def _take(self, message: PgoutputMessage, items: list[Row | TransactionEnd]) -> None:
+        if type(message) is Begin:
+            self._start(message)
+            return
+        if type(message) is Commit:
+            items.append(self._end(message))
+            return
         match message:
-            case Begin():
-                self._start(message)
-            case Commit():
-                items.append(self._end(message))
             case Type():
                 self._bases[message.oid] = base_of(message)
             case Relation():

@@ -43,7 +43,7 @@ CONFIRM_INTERVAL_S = 0.2
 
 _KEEPALIVE = struct.Struct(">QqB")
 _STATUS = struct.Struct(">cQQQqB")
-_XLOG_DATA, _PRIMARY_KEEPALIVE = b"wk"
+XLOG_DATA, _PRIMARY_KEEPALIVE = b"wk"
 
 
 class Walsender:
@@ -85,7 +85,7 @@ class Walsender:
     def notice(self, frame: bytes, now: float) -> None:
         """Take the time of a frame that has arrived, and what a keepalive asks for; its turn in `receive` comes later."""
         self._last_received = now
-        if frame[0] == _PRIMARY_KEEPALIVE:
+        if frame[0] != XLOG_DATA:
             wal_end, _, reply = self._keepalive(frame)
             self._wal_end = max(self._wal_end, wal_end)
             if reply:
@@ -98,16 +98,15 @@ class Walsender:
             msg = "frames were read before continuity was proved"
             raise ProtocolError(msg)
         items: list[Row | TransactionEnd] = []
-        feed = transactions.feed
-        for frame in frames:
-            if frame[0] == _XLOG_DATA:
-                feed(frame, items)
-            else:
-                wal_end, server_time_us, _ = self._keepalive(frame)
-                if not transactions.open:
-                    transactions.part.reached(wal_end)
-                    if wal_end > self._position:
-                        items.append(TransactionEnd(wal_end, wal_end, server_time_us, 0, 0))
+
+        def keepalive(frame: bytes) -> None:
+            wal_end, server_time_us, _ = self._keepalive(frame)
+            if not transactions.open:
+                transactions.part.reached(wal_end)
+                if wal_end > self._position:
+                    items.append(TransactionEnd(wal_end, wal_end, server_time_us, 0, 0))
+
+        transactions.feed(frames, items, keepalive)
         self._judged(transactions)
         return items
 

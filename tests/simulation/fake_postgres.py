@@ -237,9 +237,10 @@ class FakeLink:
         assert not self._closed
         self.serve()
         frames: list[bytes] = []
-        while self._socket and len(frames) < limit:
+        while self._socket and limit > 0:
             frames.append(self._socket.popleft())
             self._socket_bytes -= len(frames[-1])
+            limit -= len(frames[-1])
         if not frames and self._ended:
             msg = "the replication connection was lost: server closed the connection unexpectedly"
             raise Retriable(msg)

@@ -46,7 +46,7 @@ def transactions(position: int = 0) -> Transactions:
 def feed(made: Transactions, *messages: PgoutputMessage) -> list[Row | TransactionEnd]:
     items: list[Row | TransactionEnd] = []
     for message in messages:
-        made.feed(xlog_data(encode(message)), items)
+        made.feed([xlog_data(encode(message))], items)
     return items
 
 
@@ -171,7 +171,7 @@ def test_field_case_08_a_row_far_below_the_position_is_not_skipped() -> None:
         (3, Insert(1, (b"late", b"a"))),
         (1_000, Commit(Lsn(1_000), Lsn(1_050), 5)),
     ):
-        made.feed(xlog_data(encode(message), lsn), items)
+        made.feed([xlog_data(encode(message), lsn)], items)
     assert isinstance(items[0], tuple)
     assert items[0][3] == (b"late", b"a")
 
@@ -265,8 +265,7 @@ def test_what_is_out_of_order_is_refused() -> None:
 def test_any_frames_are_rows_or_a_protocol_error(frames: list[bytes]) -> None:
     made, items = transactions(), list[Row | TransactionEnd]()
     with contextlib.suppress(ProtocolError):
-        for frame in frames:
-            made.feed(b"w" + frame, items)
+        made.feed([b"w" + frame for frame in frames], items)
 
 
 # logical messages
