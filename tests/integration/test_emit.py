@@ -98,6 +98,7 @@ def test_rows_and_messages_of_every_writer_reach_kafka(pipeline: Pipeline, monke
     pipeline.insert(5, 7)
     told_at_once(pipeline.connection)
     busy = wait_for(lambda: pressure.look(pipeline.connection), what="the statistics tell of three rows")
+    assert busy is not None
     assert busy.reason == "3 events wait to be published, more than 2"
     assert 0 < busy.backlog.lag_bytes < 1_000_000
     pipeline.started()

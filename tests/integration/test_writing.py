@@ -329,5 +329,6 @@ def test_pressure_is_looked_at_through_the_applications_own_connection(
     connection.commit()
     told_at_once(connection)
     busy = wait_for(look, what="the statistics tell of a row")
+    assert busy is not None
     assert busy.backlog.pending_rows == 1
     assert "wait to be published" in busy.reason

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -130,7 +129,7 @@ def test_the_version_that_was_checked_is_the_one_that_is_written(schemas: Path, 
     write_schemas(path)
     outbox = Outbox(schemas=path)
     assert said(outbox, thing())["schema_version"] == "1"
-    newer = {**SCHEMA, "fields": [*SCHEMA["fields"], {"name": "more", "type": "int"}]}  # type: ignore[misc]
+    newer = {**SCHEMA, "fields": [*SCHEMA["fields"], {"name": "more", "type": "int"}]}
     (path / "registry.toml").write_text('[defaults]\ncompatibility = "NONE"\n')
     (path / "Thing" / "2.avsc").write_text(json.dumps(newer))
     contents = scan(path)
@@ -157,6 +156,7 @@ def test_field_case_114_a_tombstone_has_a_key_and_no_payload(schemas: Path) -> N
     assert "schema_version" not in written
     with pytest.raises(InvalidEvent, match="no key"):
         outbox.statement(Event("Thing", "", None, "thing"))
+    nothing: object
     for nothing in ("", b"", {}):
         with pytest.raises(InvalidEvent, match="Thing/1"):
             outbox.statement(Event("Thing", "k", nothing, "thing"))
@@ -177,10 +177,10 @@ def test_a_message_is_the_row_as_json(schemas: Path) -> None:
 
 
 def test_names_that_are_none_are_refused(schemas: Path, tmp_path: Path) -> None:
-    wrong: Mapping[str, Any]
+    wrong: dict[str, Any]
     for wrong in ({"table": "a.b.c"}, {"table": 'a."b"'}, {"lacks": ("payload",)}, {"mapping": OutboxMapping(columns={"kind": "x"})}):
-        with pytest.raises(ConfigurationError):
-            Outbox(**{"schemas": schemas, **wrong})
+        with pytest.raises(ConfigurationError, match="Outbox: "):
+            Outbox(schemas=schemas, **wrong)
     with pytest.raises(ConfigurationError, match="does not exist"):
         Outbox(schemas=tmp_path / "none")
 
