@@ -1,0 +1,32 @@
+"""Reads everything. A new question is a new table and a new consumer's name: it reads all topics from their beginning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.consumer import Consumer, Event
+from cdc.devstack.demo.shop.place import TOPICS, Place
+
+if TYPE_CHECKING:
+    import psycopg
+
+DDL: Final = """
+CREATE TABLE IF NOT EXISTS {table} (
+    seen bigserial, event_id text NOT NULL, type text NOT NULL, key text NOT NULL, source text NOT NULL,
+    sequence text COLLATE "C" NOT NULL, correlation_id text NOT NULL
+)"""
+"""`seen` tells in which order the events of a key were applied."""
+
+
+def analytics(place: Place, *, name: str = "analytics", table: str = "facts") -> Consumer:
+    """Make the consumer; with another name and another table it is a replay from the start, beside the one that goes on."""
+    consumer = Consumer(name, topics=TOPICS, batch=200, workers=2, **place.consumer("analytics"))
+    columns = "event_id, type, key, source, sequence, correlation_id"
+    query = f"INSERT INTO {table} ({columns}) VALUES (%s, %s, %s, %s, %s, %s)"  # noqa: S608 - the shop's own names
+
+    @consumer.on("*", pipeline=True)
+    def note(event: Event, connection: psycopg.Connection[Any]) -> None:
+        fact = (event.id, event.type, event.key, event.source, event.sequence, event.correlation_id)
+        connection.execute(query.encode(), fact)
+
+    return consumer

@@ -1,0 +1,59 @@
+"""Where a shop is: what each of its processes is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from cdc.consumer import Create
+from cdc.outbox import Outbox
+
+ORDERS, STOCK, USERS = "outbox.event.Order", "outbox.event.Stock", "outbox.event.User"
+"""Topics: the pipelines' route is `outbox.event.{aggregatetype}`."""
+
+TOPICS = (ORDERS, STOCK, USERS)
+
+DATABASES = ("shop", "inventory", "notification", "analytics")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Addresses. `dsns` has one for each of DATABASES; `mail_fails` is the share of mails that the mail server refuses at first."""
+
+    bootstrap: str
+    schemas: str
+    dsns: dict[str, str]
+    port: int = 0
+    mail_fails: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Place port={self.port}>"
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read what `write` wrote."""
+        return cls(**json.loads(file.read_text()))
+
+    def write(self, file: Path) -> None:
+        """Write it down for other processes."""
+        file.write_text(json.dumps(asdict(self)))
+
+    def outbox(self) -> Outbox:
+        """Return where events are written."""
+        return Outbox(schemas=self.schemas)
+
+    def consumer(self, database: str | None) -> dict[str, Any]:
+        """Return what every consumer of the shop has in common.
+
+        With an `instance` a consumer that was killed and comes back within the session's time has its partitions at once; a new
+        member would wait until the group has missed the old one (45 s).
+        """
+        return {
+            "kafka": {"bootstrap.servers": self.bootstrap},
+            "schemas": self.schemas,
+            "postgres": None if database is None else self.dsns[database],
+            "create": Create(partitions=1, replication_factor=1, min_insync_replicas=1),
+            "instance": "1",
+        }

@@ -1,0 +1,25 @@
+"""Sends out what is reserved: the shipment, the order's new status and OrderProcessed in one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cdc.consumer import Consumer, Event
+from cdc.devstack.demo.shop.data import Orders
+from cdc.devstack.demo.shop.events import StockReserved
+from cdc.devstack.demo.shop.place import STOCK, Place
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+def warehouse(place: Place) -> Consumer:
+    """Make the consumer."""
+    consumer = Consumer("warehouse", topics=[STOCK], batch=50, workers=2, **place.consumer("shop"))
+    orders = Orders(place.outbox())
+
+    @consumer.on(StockReserved)
+    def send_out(event: Event, connection: psycopg.Connection[Any]) -> None:
+        orders.process(connection, event.value.orderId)
+
+    return consumer
