@@ -2,8 +2,8 @@
 
 A writer sees the slot: up to where the log is published (`confirmed_flush_lsn`), and where the log ends now. That is the lag in
 bytes. How old and how many the unpublished events are the slot does not say, so `Samples` remembers what it saw: at which
-time the log had which end, and how many rows the table had got until then. The newest look whose end has been confirmed since
-tells both: everything that came after it may be unpublished. A process that has just begun therefore knows the bytes at once,
+time the log had which end, and how many rows the table had got until then. What came after the newest look that is confirmed by
+now may be unpublished. A process that has just begun therefore knows the bytes at once,
 and age and rows as time goes on. The count of rows is PostgreSQL's statistics: a second late, rolled-back rows included, and
 nothing in it for messages, which have no table; then `pending_rows` stays 0 and age alone counts.
 
@@ -15,16 +15,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from cdc.outbox.executor import Statement, execute, execute_async
 
 QUERY: Final = """
-SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), '0/0')::bigint,
-    (SELECT pg_catalog.pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint FROM pg_catalog.pg_replication_slots WHERE slot_name = %s),
+SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), '0/0')::bigint AS log_end,
+    (SELECT pg_catalog.pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint FROM pg_catalog.pg_replication_slots WHERE slot_name = %s)
+        AS confirmed,
     (SELECT COALESCE(sum(pg_catalog.pg_stat_get_tuples_inserted(relid)), 0)::bigint FROM (SELECT pg_catalog.to_regclass(named.it) AS relid
-        UNION SELECT relid FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass(named.it))) tables)
+        UNION SELECT relid FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass(named.it))) tables) AS inserted
 FROM (SELECT %s::text AS it) named"""
 """The end of the log, what the slot has confirmed, and the rows that the table ever got. For everybody to see; no table is read."""
 
@@ -83,13 +85,23 @@ class Samples:
             if len(self._waiting) >= KEPT:
                 del self._waiting[1]
             self._waiting.append(look)
-        # Before anything was seen to be confirmed, what the first look found is all that is known.
-        since = self._settled or self._waiting[0]
-        pending = None if look.rows is None else max(look.rows - (since.rows or 0), 0)
+        lag_bytes = 0 if look.confirmed is None else max(look.end - look.confirmed, 0)
+        pending = None if look.rows is None else max(look.rows - self._published(look), 0)
         # Log that holds no event of ours has no age: somebody else's bulk load is not the outbox's backlog.
         oldest = self._waiting[0] if self._waiting and pending != 0 else look
-        lag_bytes = 0 if look.confirmed is None else max(look.end - look.confirmed, 0)
         return Backlog(lag_bytes, look.at_s - oldest.at_s, pending or 0)
+
+    def _published(self, look: Look) -> int:
+        """Estimate how many rows the table had got when the log was where it is confirmed: on the line between two looks."""
+        if not self._waiting:
+            return look.rows or 0
+        after = self._waiting[0]
+        before = self._settled or after  # before anything was seen to be confirmed, the first look is all that is known
+        rows = before.rows or 0
+        if look.confirmed is None or after.end <= before.end:
+            return rows
+        part = min(max((look.confirmed - before.end) / (after.end - before.end), 0.0), 1.0)
+        return rows + int(part * ((after.rows or 0) - rows))
 
 
 @dataclass(eq=False)
@@ -158,7 +170,7 @@ class Pressure:
         return Statement(QUERY, (self.slot, self.table), inside=False)
 
     def _take(self, row: Any) -> None:  # noqa: ANN401 - the driver's row
-        end, confirmed, rows = row
+        end, confirmed, rows = row.values() if isinstance(row, Mapping) else row  # of psycopg's dict_row
         now_s = time.monotonic()
         seen = Look(now_s, int(end), None if confirmed is None else int(confirmed), None if self.table is None else int(rows))
         self._answer = self.judge(self._samples.add(seen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from cdc.settings.loader import load
 from cdc.settings.mapping import mapping
 
 
-def load_outbox(config: str | Path | None = None, *, messages: bool = False, max_bytes: int = MAX_BYTES) -> Outbox:
+def load_outbox(
+    config: str | Path | None = None, *, messages: bool = False, lacks: Collection[str] = (), max_bytes: int = MAX_BYTES
+) -> Outbox:
     """Return the Outbox of a configuration file (else of CDC_CONFIG, else of ./cdc.toml) and the environment.
 
-    `messages` makes it write table-less messages; then outbox.message_prefix must be set. `max_bytes` is the largest record
-    that the topic takes. Raises ConfigurationError. Nothing is connected to.
+    `messages` makes it write table-less messages; then outbox.message_prefix must be set. `lacks` and `max_bytes` as in Outbox.
+    Raises ConfigurationError. Nothing is connected to.
     """
     settings = load(None if config is None else Path(config), (), os.environ)
     prefix = settings.outbox.message_prefix
@@ -27,5 +30,6 @@ def load_outbox(config: str | Path | None = None, *, messages: bool = False, max
         schemas=settings.schemas.folder,
         table=(table.schema, table.name),
         mapping=replace(mapping(settings), message_prefix=prefix if messages else None),
+        lacks=lacks,
         max_bytes=max_bytes,
     )

@@ -19,6 +19,7 @@ from django.conf import settings as django_settings
 from django.db import connections, transaction
 from django.db.utils import ConnectionHandler
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -314,7 +315,7 @@ def test_pressure_is_looked_at_through_the_applications_own_connection(
     pressure = Pressure("no_such_slot", "public.outbox", max_age_s=0, max_pending_rows=0, every_s=0)
 
     async def look_async() -> TooBusy | None:
-        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as opened:
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True, row_factory=dict_row) as opened:
             return await pressure.look_async(opened)
 
     def look() -> TooBusy | None:

@@ -21,7 +21,7 @@ def test_age_and_rows_count_from_the_newest_look_that_is_confirmed() -> None:
     samples.add(Look(0.0, 100, 100, 10))
     assert samples.add(Look(1.0, 200, 100, 20)) == Backlog(100, 0.0, 10)
     assert samples.add(Look(5.0, 300, 100, 50)) == Backlog(200, 4.0, 40)
-    assert samples.add(Look(6.0, 400, 250, 60)) == Backlog(150, 1.0, 40), "the look at 200 is confirmed"
+    assert samples.add(Look(6.0, 400, 250, 60)) == Backlog(150, 1.0, 25), "half of what came between 200 and 300 is confirmed"
     assert samples.add(Look(7.0, 400, 400, 60)) == Backlog(0, 0.0, 0)
 
 
