@@ -9,26 +9,17 @@ not fit is left as it is, for the encoder to refuse with the path. Only what JSO
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum as PythonEnum
 from math import isfinite
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 from uuid import UUID
 
 from cdc.avro.schema import Array, Enum, Fixed, Json, Map, Node, Primitive, Record, Schema, Union, branch_name
 from cdc.avro.unions import branches, kinds
 from cdc.errors import InvalidEvent
-
-
-@runtime_checkable
-class HasMembers(Protocol):
-    """An object that knows its fields by their Avro names."""
-
-    def members(self) -> Iterator[tuple[str, Json]]:
-        """Yield the fields."""
-        ...
 
 
 def json_text(schema: Schema, value: object) -> str:
@@ -48,8 +39,10 @@ def _value(schema: Schema, node: Node | None, value: object, path: str) -> Json:
     node = None if node is None else schema.resolve(node)
     if isinstance(node, Union):
         return _in_union(schema, node, value, path)
-    if isinstance(value, HasMembers):
-        value = dict(value.members())
+    if type(value) in _PLAIN:
+        return value
+    if (members := getattr(value, "members", None)) is not None and hasattr(value, "__cdc__"):
+        value = dict(members())
     if isinstance(value, Mapping):
         types = _types(node, value)
         return {_name(name, path): _value(schema, types.get(name), item, f"{path}.{name}") for name, item in value.items()}
@@ -78,12 +71,16 @@ def _name(name: object, path: str) -> str:
 
 
 def _in_union(schema: Schema, union: Union, value: object, path: str) -> Json:
+    if value is None:
+        return None
+    rule = branches(schema, union)
+    if rule.tagged and isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in rule.named:
+        return {name: _value(schema, union.branches[rule.named[name]], item, f"{path}.{name}") for name, item in value.items()}
     fitting = [branch for branch in union.branches if takes(schema, branch, value)]
     if len(fitting) != 1:
         return _value(schema, None, value, path)
     (branch,) = fitting
     written = _value(schema, branch, value, path)
-    rule = branches(schema, union)
     index = union.branches.index(branch)
     plain = {rule.plain.get(kind) for kind in kinds(schema, branch) & _KINDS.get(type(written), frozenset())}
     return written if index in plain or not rule.tagged else {branch_name(schema.resolve(branch)): written}
@@ -92,9 +89,9 @@ def _in_union(schema: Schema, union: Union, value: object, path: str) -> Json:
 def takes(schema: Schema, node: Node, value: object) -> bool:
     """Whether a Python value belongs to a type, as far as its own type tells."""
     node = schema.resolve(node)
-    if isinstance(value, HasMembers):
-        about = getattr(type(value), "__cdc__", None)
-        return isinstance(node, Record) and (about is None or about.avro == node.name)
+    about = getattr(value, "__cdc__", None)
+    if about is not None:
+        return isinstance(node, Record) and bool(about.avro == node.name)
     return any(type(value) is kind for kind in python_types(node))
 
 
@@ -116,6 +113,9 @@ _LOGICAL: Final[dict[str, tuple[type, ...]]] = {
     "duration": (str,),
 }  # fmt: skip
 _CONTAINERS: Final[dict[type, tuple[type, ...]]] = {Enum: (str,), Fixed: (bytes,), Array: (list, tuple), Map: (dict,), Record: (dict,)}
+
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+"""Types that JSON has as they are."""
 
 _KINDS: Final = {
     type(None): frozenset({"null"}), bool: frozenset({"boolean"}), int: frozenset({"integer"}), float: frozenset({"number"}),

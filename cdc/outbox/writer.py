@@ -28,7 +28,7 @@ from cdc.outbox import message
 from cdc.outbox.context import current
 from cdc.outbox.event import Event
 from cdc.outbox.executor import Statement, execute, execute_async
-from cdc.outbox.mapping import KEYS, REQUIRED, OutboxMapping
+from cdc.outbox.mapping import KEYS, REQUIRED, OutboxMapping, found
 from cdc.outbox.model import EventModel
 from cdc.outbox.router import Router, fill
 from cdc.position import Lsn
@@ -77,6 +77,7 @@ class Outbox:
         self._mapping = mapping
         self._table = _table(table) if isinstance(table, str) else table
         self._columns = {column.name: column.type_oid for column in message.relation_of(mapping).columns}
+        self._reads_payload = bool(found(mapping, list(self._columns)).paths)
         self._absent = frozenset(lacks) | {key for key in UNMAPPED if key not in mapping.columns}
         self._schemas = CurrentRegistry(Path(schemas))
         self._router = Router(mapping, self._schemas.encoder, 0)
@@ -116,46 +117,49 @@ class Outbox:
             event = Event.of(event)
         event = _in_context(event, self._absent)
         with self._lock:
-            event, content = self._judged(event)
+            event, said, content = self._judged(event)
         if self._mapping.message_prefix is not None:
             return event, Statement("SELECT pg_logical_emit_message(true, %s::text, %s::text)", (self._mapping.message_prefix, content))
-        return event, self._insert(self._said(event))
+        return event, self._insert(said)
 
-    def _judged(self, event: Event) -> tuple[Event, str]:
-        """Route the event as the pipeline will; return it with its version and payload as they are written, and its message."""
-        subject = fill(self._mapping.subject, {key: str(value).encode() for key, value in _envelope(event).items()})
+    def _judged(self, event: Event) -> tuple[Event, dict[str, object], str]:
+        """Route the event as the pipeline will; return it with its version, what is written by column, and the same as a message."""
+        envelope = _envelope(event)
+        subject = fill(self._mapping.subject, {key: value.encode(errors="replace") for key, value in envelope.items()})
         encoder = self._schemas.encoder(subject, event.schema_version)
+        payload: str | bytes | None = None
         if event.payload is not None:
-            text = json_text(encoder.schema, event.payload)
-            written: object = encoder.encode(text) if self._mapping.payload == "avro" else text
-            version = event.schema_version if "schema_version" in self._absent else encoder.version
-            event = replace(event, payload=_Written(written), schema_version=version)
-        content = self._content(self._said(event))
+            payload = json_text(encoder.schema, event.payload)
+            if self._mapping.payload == "avro":
+                payload = encoder.encode(payload)
+            if "schema_version" not in self._absent:
+                event = replace(event, schema_version=encoder.version)
+                envelope["schema_version"] = str(encoder.version)
+        said = self._said(event, envelope, payload)
+        content = self._content(said)
         row = (_BEGIN, MESSAGES, 0, (content.encode(),))
         record = self._router.route(row)
-        _check_same(event, self._router.values(row))
+        if self._reads_payload:
+            _check_same(event, self._router.values(row))
         size = record_size(record)
         if size > self._max_bytes:
             msg = f"the record has {size} bytes, the topic takes {self._max_bytes}"
             raise InvalidEvent("size", msg, "write a smaller event, or give Outbox the topic's max.message.bytes as max_bytes")
-        return event, content
+        return event, said, content
 
-    def _said(self, event: Event) -> dict[str, object]:
-        """Return what the event says by column name: texts, and JSON text or Avro bytes as the payload; None for a tombstone."""
+    def _said(self, event: Event, envelope: Mapping[str, str], payload: str | bytes | None) -> dict[str, object]:
+        """Return what is written by column name; raises InvalidEvent for what the outbox has no column for."""
         headers = dict(event.headers)
         if "schema_version" in self._absent and event.schema_version is not None:
             headers["schema_version"] = str(event.schema_version)
-        said: dict[str, object] = {key: value for key, value in _envelope(event).items() if key not in self._absent}
-        said["payload"] = event.payload.value if isinstance(event.payload, _Written) else None
+        said: dict[str, object] = {key: value for key, value in envelope.items() if key not in self._absent}
+        said["payload"] = payload
         if headers:
-            if "headers" in self._absent:
-                msg = "the event has headers, and the outbox has no column for them"
-                raise InvalidEvent("mapping", msg, "add the column, or leave them out")
             said["headers"] = _headers(headers)
-        lost = [key for key in UNMAPPED if key in self._absent and _envelope(event).get(key) is not None]
+        lost = [key for key in (*UNMAPPED, "headers") if key in self._absent and (key in envelope or key in said)]
         if lost:
-            msg = f"the event has a {lost[0]}, and the outbox has no column for it"
-            raise InvalidEvent("mapping", msg, f"add the column, and name it: columns={{{lost[0]!r}: {lost[0]!r}}}")
+            msg = f"the event has {lost[0]}, and the outbox has no column for it"
+            raise InvalidEvent("mapping", msg, "add the column and tell Outbox of it (mapping, lacks), or leave it out")
         named = {self._mapping.column(key): value for key, value in said.items()}
         return {name: value for name, value in named.items() if name in self._columns}
 
@@ -177,15 +181,6 @@ class Outbox:
         table = ".".join(_quoted(part) for part in self._table)
         sql = f"INSERT INTO {table} ({names}) VALUES ({', '.join(['%s'] * len(said))})"  # noqa: S608 - quoted
         return Statement(sql, tuple(said.values()))
-
-
-class _Written:
-    """A payload in the form in which it is written; its repr shows nothing of it."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
 
 
 def _envelope(event: Event) -> dict[str, str]:
