@@ -4,7 +4,7 @@ A writer sees the slot: up to where the log is published (`confirmed_flush_lsn`)
 bytes. How old and how many the unpublished events are the slot does not say, so `Samples` remembers what it saw: at which
 time the log had which end, and how many rows the table had got until then. What came after the newest look that is confirmed by
 now may be unpublished. A process that has just begun therefore knows the bytes at once,
-and age and rows as time goes on. The count of rows is PostgreSQL's statistics: a second late, rolled-back rows included, and
+and age and rows as time goes on. The count of rows is PostgreSQL's statistics: late by a second or more, rolled-back rows included, and
 nothing in it for messages, which have no table; then `pending_rows` stays 0 and age alone counts.
 
 One query a second at most for each process, whatever the number of requests; it reads no row of the outbox.

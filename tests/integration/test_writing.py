@@ -328,8 +328,12 @@ def test_pressure_is_looked_at_through_the_applications_own_connection(
     assert look() is None
     append(connection, thing(1))
     connection.commit()
-    told_at_once(connection)
-    busy = wait_for(look, what="the statistics tell of a row")
+
+    def looked() -> TooBusy | None:
+        told_at_once(connection)
+        return look()
+
+    busy = wait_for(looked, what="the statistics tell of a row")
     assert busy is not None
     assert busy.backlog.pending_rows == 1
     assert "wait to be published" in busy.reason
