@@ -19,6 +19,7 @@ from cdc.kafka.topics import Create
 from cdc.observe.observer import COUNT_S, PipelineObserver
 from cdc.observe.periodic import Periodic
 from cdc.observe.watchdog import LOOK_S, Watchdog, tell_systemd
+from cdc.observe.tracing import traced
 from cdc.outbox.emit import Emit
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.publication import check_outbox
@@ -186,7 +187,8 @@ def supervisor(
 ) -> Supervisor:
     """Return the pipeline, ready to run until `stop` is set; with `park` these rows alone become dead letters."""
     live = catalog(settings)
-    log, kafka, how, outbox = source(settings, live), publisher(settings), mapping(settings), table(settings)
+    log, how, outbox = source(settings, live), mapping(settings), table(settings)
+    kafka = traced(publisher(settings), settings.name)
     parks = park is not None or settings.outbox.on_invalid == "dead-letter"
     policy = Policy(settings.name, settings.topics.dead_letter if parks else None, park)
     needed = dict.fromkeys([*static_topics(settings), *([settings.topics.dead_letter] if parks else [])])
