@@ -1,6 +1,6 @@
 """`make bench`: this pipeline, the limits and its peers side by side on the same backlog and servers.
 
-Without options: the large backlog, the one of single-row transactions, and latency, in about 20 minutes on two cores.
+Without options: the large backlog, the one of single-row transactions, and latency, in about 25 minutes on two cores.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def curves(scale: float) -> dict[str, Curve]:
         "transaction": Curve("rows in a transaction", [Point(each, rows(max(EVENTS, each), each), each) for each in widths]),
         "topics": Curve("topics", [spread(count) for count in (1, 10, 100, 1_000)]),
         "fields": Curve("fields of the schema", [Point(count, rows(EVENTS // 2), form=wide(count)) for count in FIELDS]),
-        "backlog": Curve("events of backlog", [Point(count, rows(count)) for count in (10_000, 100_000, 1_000_000, 10_000_000)]),
+        "backlog": Curve("events of backlog", [Point(rows(count), rows(count)) for count in (10_000, 100_000, 1_000_000, 10_000_000)]),
     }
 
 
@@ -105,11 +105,11 @@ def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, te
         "events": point.rows,
         "events_per_s": round(point.rows / seconds) if seconds > SHORTEST_S else None,
         "limit_per_s": round(point.rows / limit_s),
-        "cpu_us": round(max(cpu_s, 0.0) / point.rows * 1e6, 1),
+        "cpu_us": round(cpu_s / point.rows * 1e6, 1) if cpu_s > 0 else None,
         "rss_mb": round(drained["rss_mb"]),
     }
     tell(
-        f"{name} {point.x:>10,}: {figures['events_per_s'] or 0:>8,} events/s, {figures['cpu_us']:>7} us of CPU each, {figures['rss_mb']} MB"
+        f"{name} {point.x:>10,}: {figures['events_per_s'] or 0:>8,} events/s, {figures['cpu_us'] or 0:>7} us of CPU each, {figures['rss_mb']} MB"
     )
     servers.execute("TRUNCATE outbox")  # its rows are published, and their pages would only be in the way
     return figures

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,15 @@ def compare(peers: Sequence[Peer], seconds: float, tell: Callable[[str], None]) 
                 except (AssertionError, CdcError) as error:  # the others' figures took time as well
                     tell(f"    failed: {error}")
     labels = {"floor": "bare producer: the floor", **{peer.name: peer.label for peer, _ in PEERS if peer.name in found}}
-    return {"loads": {load.kind: asdict(load) for load in _long(LOADS, seconds)}, "labels": labels, "peers": found}
+    shown = {load.kind: asdict(load) for load in _long(LOADS, seconds)}
+    return {"loads": shown, "labels": labels, "peers": found, "ratios": ratios(found)}
+
+
+def ratios(found: Mapping[str, Mapping[str, Latency]]) -> dict[str, float]:
+    """Return our median and 99th percentile as multiples of those of Debezium tuned for latency, into one partition."""
+    pair = [found.get(name, {}).get(Load(partitions=1).kind, {}) for name in (OURS.name, TUNED_FOR_LATENCY.name)]
+    both = {name: [each.get(name) for each in pair] for name in ("p50", "p99")}
+    return {f"{name}_to_debezium": round(mine / theirs, 3) for name, (mine, theirs) in both.items() if mine and theirs}
 
 
 def _long(loads: Sequence[Load], seconds: float) -> list[Load]:

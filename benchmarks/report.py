@@ -41,6 +41,8 @@ GOALS: Sequence[tuple[str, str, str, str]] = (
     ("start to first event, s", "under 1.5", "backlog", "peers.ours.start_s"),
     ("latency at 1,000 events/s, one partition: median, ms", "under 8", "latency", "peers.ours.at1000in1.p50"),
     ("the same: 99th percentile, ms", "under 50", "latency", "peers.ours.at1000in1.p99"),
+    ("the median, to Debezium's (tuned for latency)", "under 1", "latency", "ratios.p50_to_debezium"),
+    ("the 99th percentile, to Debezium's (tuned for latency)", "under 1", "latency", "ratios.p99_to_debezium"),
 )
 """What we want, and where the figure is."""
 
@@ -219,7 +221,9 @@ def drawings(documents: Mapping[str, Document]) -> dict[str, str]:
             "cdc": [(point["x"], point["events_per_s"]) for point in curve["points"] if point["events_per_s"]],
             "pg_recvlogical": [(point["x"], point["limit_per_s"]) for point in curve["points"]],
         }
-        found[f"growth-{name}"] = plots.lines(f"Events a second by {curve['label']}", curve["label"], series)
+        found[f"growth-{name}"] = plots.lines(
+            f"Events a second by {curve['label']}", curve["label"], {each: points for each, points in series.items() if points}
+        )
     return found
 
 
