@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cdc.audit.open_letters import OpenLetters
 from cdc.avro.current import CurrentRegistry
@@ -18,8 +19,8 @@ from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
 from cdc.observe.observer import COUNT_S, PipelineObserver
 from cdc.observe.periodic import Periodic
-from cdc.observe.watchdog import LOOK_S, Watchdog, tell_systemd
 from cdc.observe.tracing import traced
+from cdc.observe.watchdog import LOOK_S, Watchdog, tell_systemd
 from cdc.outbox.emit import Emit
 from cdc.outbox.mapping import OutboxMapping, placeholders
 from cdc.outbox.publication import check_outbox
@@ -38,6 +39,13 @@ from cdc.postgres.stream import ReplicationStream
 from cdc.resilience.backoff import Backoff
 from cdc.settings import Settings
 from cdc.settings import mapping as settings_mapping
+
+if TYPE_CHECKING:
+    from cdc.audit.takeover import Takeover
+    from cdc.settings.debezium import Connector
+
+TAKEOVER_STATUS_S = 0.5
+"""A quiet server tells where its log ends when it is asked."""
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.2, 5.0
 """Short enough that a server that is back is noticed at once, long enough not to be load on one that is not."""
@@ -90,9 +98,10 @@ def create(settings: Settings) -> Create | None:
     return None if settings.topics.create is None else Create(**settings.topics.create.model_dump())
 
 
-def source(settings: Settings, live: LiveCatalog) -> ReplicationStream:
-    """Return the log from our slot on."""
+def source(settings: Settings, live: LiveCatalog, read_by: str | None = None) -> ReplicationStream:
+    """Return the log from our slot on; with `read_by` as this publication shows it, which is not ours."""
     outbox = table(settings)
+    interval_s = settings.postgres.status_interval.total_seconds()
 
     def wanted(relation: Relation) -> bool:
         return relation.name == outbox.name and relation.namespace == outbox.schema
@@ -102,10 +111,10 @@ def source(settings: Settings, live: LiveCatalog) -> ReplicationStream:
 
     return ReplicationStream(
         slot=settings.postgres.slot,
-        publication=settings.postgres.publication,
-        message_prefix=settings.outbox.message_prefix,
+        publication=read_by or settings.postgres.publication,
+        message_prefix=None if read_by else settings.outbox.message_prefix,
         wanted=wanted,
-        status_interval_s=settings.postgres.status_interval.total_seconds(),
+        status_interval_s=TAKEOVER_STATUS_S if read_by else interval_s,
         catalog=live,
         connect=connect,
         clock=time.monotonic,
@@ -165,6 +174,28 @@ def watchers(settings: Settings, watch: PipelineObserver) -> list[Periodic]:
     if settings.outbox.retention is not None:
         beside.append(Periodic("retention", retention(settings, settings.outbox.retention, watch).look, TICK_S))
     return beside
+
+
+def takeover(settings: Settings, reader: Subscriber, connector: Connector, offsets_topic: str | None) -> Takeover:
+    """Return who takes the place of a Debezium connector."""
+    from cdc.audit.takeover import Takeover  # noqa: PLC0415 - once in a pipeline's life
+    from cdc.avro import folder  # noqa: PLC0415
+
+    return Takeover(
+        connector=connector.name,
+        server=connector.prefix,
+        offsets_topic=offsets_topic or connector.config.get("offsets.storage.topic", "connect-offsets"),
+        stream=source(settings, catalog(settings), connector.publication),
+        catalog=catalog(settings),
+        subscriber=reader,
+        mapping=mapping(settings),
+        encoder=folder.load(Path(settings.schemas.folder)).encoder,
+        policy=policy(settings),
+        table=table(settings),
+        publication=settings.postgres.publication,
+        read_by=connector.publication,
+        whole_topics=any(key.endswith(".table.field.event.timestamp") for key in connector.config),
+    )
 
 
 def retention(settings: Settings, age: timedelta, watch: PipelineObserver) -> Retention:

@@ -36,6 +36,9 @@ from cdc.postgres.server import Server
 from cdc.postgres.slot import Administration, Table
 
 Say = Callable[[str], None]
+TakeOver = Callable[[KafkaPublisher, Position, Callable[[], object], Say], Position]
+"""Begins where somebody else's slot stands: gets the draft of the first position and what makes the publication, commits it."""
+
 Progress = Callable[[float], object]
 
 ABORT_S = 5.0
@@ -70,6 +73,7 @@ class Plan:
     encoder: Encoders | None = None
     policy: Policy | None = None
     emit: Emit | None = None
+    take_over: TakeOver | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +170,13 @@ def _ensure_topics(ends: _Ends) -> None:
 def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -> Position:
     plan, publisher, administration = ends.plan, ends.publisher, ends.administration
     slot = ends.catalog.slot(plan.slot)
-    if slot is not None and pending is None:
+    if slot is not None and pending is None and plan.take_over is None:
         msg = f"slot {plan.slot!r} exists but the position topic holds no position of pipeline {plan.pipeline!r}"
         fix = "point to the right Kafka and position topic; if Kafka has lost it: `cdc recover --adopt`; if the slot is nobody's, drop it"
         raise ContinuityError(msg, fix)
     check_outbox(ends.catalog, plan.publication, plan.table, plan.mapping)
+    if plan.take_over is not None:
+        return plan.take_over(publisher, _pending(plan, _identify(ends), cluster, now_us), lambda: _ensure_publication(ends), ends.say)
     if plan.existing is None:
         _refuse_rows(ends)
     position = _pending(plan, _identify(ends), cluster, now_us)
@@ -178,8 +184,7 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
     publisher.commit(position, nobody_waits)
     if slot is not None:
         administration.drop_slot(plan.slot)
-    if administration.ensure_publication(plan.publication, plan.table):
-        ends.say(f"created publication {plan.publication!r} for inserts into {plan.table}")
+    _ensure_publication(ends)
     ends.say(f"creating slot {plan.slot!r}; it waits for transactions that are open now")
     try:
         position = _begin(ends, position)
@@ -189,6 +194,12 @@ def _genesis(ends: _Ends, pending: Position | None, cluster: str, now_us: int) -
         raise
     ends.say(f"created slot {plan.slot!r}; pipeline {plan.pipeline!r} begins at {position.end_lsn}")
     return position
+
+
+def _ensure_publication(ends: _Ends) -> None:
+    plan = ends.plan
+    if ends.administration.ensure_publication(plan.publication, plan.table):
+        ends.say(f"created publication {plan.publication!r} for inserts into {plan.table}")
 
 
 def _begin(ends: _Ends, pending: Position) -> Position:

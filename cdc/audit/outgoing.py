@@ -47,7 +47,7 @@ class Outgoing:
     """One command's records; `topics` counts events, `invalid` counts by reason the rows that a `policy` of None leaves out.
 
     `between` commits what was produced so far; None keeps all in one Kafka transaction, which then must fit. `change` is
-    done to every record.
+    done to every record. Rows that are `placed` come from the log, and keep their number in their transaction.
     """
 
     publisher: KafkaPublisher
@@ -56,6 +56,7 @@ class Outgoing:
     policy: Policy | None
     between: Callable[[], None] | None = None
     change: Change | None = None
+    placed: bool = False
     events: int = 0
     dead_letters: int = 0
     invalid: dict[str, int] = field(default_factory=dict)
@@ -80,8 +81,9 @@ class Outgoing:
 
     def record(self, row: Row) -> Record | None:
         """Return what a row becomes, numbered by what became of the rows before it; raises StoppedByPolicy."""
-        begin, relation, _, values = row
-        row = (begin, relation, self._next, values)
+        if not self.placed:
+            begin, relation, _, values = row
+            row = (begin, relation, self._next, values)
         now_ms = time.time_ns() // 1_000_000
         try:
             record = self.router.route(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from cdc import app
 from cdc.audit.init import Plan
 from cdc.audit.init import init as make
 from cdc.avro import folder
+from cdc.cli.import_debezium import connector_of
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
 from cdc.cli.output import print_json, progress, say
 from cdc.cli.patience import within
@@ -34,6 +36,13 @@ def init(
     where: Annotated[
         str | None, typer.Option("--where", metavar="SQL", help="With --existing publish: only rows that fulfil this condition.")
     ] = None,
+    from_debezium: Annotated[
+        Path | None,
+        typer.Option("--from-debezium", metavar="FILE", help="Take over the slot of this stopped connector (its JSON)."),
+    ] = None,
+    offsets_topic: Annotated[
+        str | None, typer.Option("--offsets-topic", metavar="TOPIC", help="The worker's offset.storage.topic; else connect-offsets.")
+    ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print what a DBA must run, and do nothing.")] = False,
     timeout_s: Timeout = TIMEOUT_S,
     as_json: Json = False,
@@ -52,12 +61,19 @@ def init(
     if sql:
         print(_sql(settings, plan))
         return
-    publisher = app.publisher(settings)
-    try:
+    with ExitStack() as opened:
+        if from_debezium is not None:
+            if existing is not None:
+                raise ConfigurationError("a slot that is taken over has no rows from before", "leave --existing out")
+            connector = connector_of(from_debezium)
+            if connector.slot != plan.slot:
+                msg = f"the connector reads slot {connector.slot!r}, and postgres.slot is {plan.slot!r}"
+                raise ConfigurationError(msg, f'set postgres.slot = "{connector.slot}"')
+            subscriber = opened.enter_context(closing(app.subscriber(settings)))
+            plan = replace(plan, take_over=app.takeover(settings, subscriber, connector, offsets_topic).begin)
+        publisher = opened.enter_context(closing(app.publisher(settings)))
         with progress("publishing rows") as step:
             position = within(timeout_s, lambda: make(plan, publisher, time.time_ns() // 1000, say, step))
-    finally:
-        publisher.close()
     if as_json:
         print_json({"pipeline": settings.name, "slot": plan.slot, "publication": plan.publication, "end_lsn": str(position.end_lsn)})
 

@@ -48,6 +48,7 @@ BY_ITSELF: Final = (
     (r"database\.server.*|topic\.prefix|plugin\.name|connector\.class|transforms|name|lsn\.flush\.mode|offsets\.storage\.topic", ""),
     (r"(schema|table|column)\.(include|exclude)\.list|decimal\.handling\.mode|time\.precision\.mode", ""),
     (r"unavailable\.value\.placeholder|include\.unknown\.datatypes|(database\.)?tcpKeepAlive", ""),
+    (r"extended\.headers\.enabled", "the headers __debezium.context.*: there is no task to tell of"),
     (r"retriable\..*|errors\.(retry|log).*", ""),
 )
 """Properties that need no setting here: a pattern, and what there is to say."""
