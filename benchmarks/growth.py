@@ -108,9 +108,8 @@ def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, te
         "cpu_us": round(cpu_s / point.rows * 1e6, 1) if cpu_s > 0 else None,
         "rss_mb": round(drained["rss_mb"]),
     }
-    tell(
-        f"{name} {point.x:>10,}: {figures['events_per_s'] or 0:>8,} events/s, {figures['cpu_us'] or 0:>7} us of CPU each, {figures['rss_mb']} MB"
-    )
+    rate, cost = figures["events_per_s"] or 0, figures["cpu_us"] or 0
+    tell(f"{name} {point.x:>10,}: {rate:>8,} events/s, {cost:>7} us of CPU each, {figures['rss_mb']} MB")
     servers.execute("TRUNCATE outbox")  # its rows are published, and their pages would only be in the way
     return figures
 
