@@ -33,7 +33,6 @@ from cdc.devstack import stack as servers
 from cdc.devstack.demo.child import PipelineProcess
 from cdc.devstack.demo.crowd import Crowd, Ledger
 from cdc.devstack.demo.shop import data
-from cdc.devstack.demo.shop.place import ORDERS
 from cdc.devstack.demo.watcher import Watcher
 from cdc.devstack.process import held_ports, port_of
 from cdc.devstack.stack import Stack
@@ -58,6 +57,8 @@ AUDIT_TIMEOUT_S = 60.0
 
 WATCH_S = 0.05
 """Between two looks at the shop and the watcher."""
+
+TOPIC = "outbox.event.Order"
 
 BY_CONSUMERS = (b"OrderProcessed", b"OrderRejected")
 """Types of events that the shop's consumers write: the ledger does not know them, the audit of the table does."""
@@ -141,8 +142,8 @@ class Demo:
         self.pipeline = self._own(PipelineProcess(self.config, port), PipelineProcess.stop)
         self.pipeline.start()
         subscriber = app.subscriber(self.settings)
-        subscriber.topics.create(ORDERS, Create(3, 1, 1), {}, _nothing)
-        topics = [ORDERS, self.settings.topics.dead_letter]
+        subscriber.topics.create(TOPIC, Create(3, 1, 1), {}, _nothing)
+        topics = [TOPIC, self.settings.topics.dead_letter]
         self.watcher = self._own(Watcher(subscriber, topics, self._visible), Watcher.close)
         outbox = Outbox(schemas=self.settings.schemas.folder)
         crowd = Crowd(self.dsn, outbox, self.ledger, self.orders, writers=self.writers, rate=self.rate, seed=self.seed)

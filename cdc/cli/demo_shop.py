@@ -17,7 +17,7 @@ from cdc.devstack.demo.child import PipelineProcess
 from cdc.devstack.demo.crowd import SCARCE, Ledger
 from cdc.devstack.demo.customers import Customers, percentile
 from cdc.devstack.demo.effects import Effects, books
-from cdc.devstack.demo.shop.place import TOPICS, Place
+from cdc.devstack.demo.shop.place import ORDERS, STOCK, USERS, Place
 from cdc.devstack.demo.staff import Staff, furnish, make_databases
 from cdc.devstack.process import held_ports, port_of
 from cdc.devstack.stack import Stack
@@ -63,7 +63,7 @@ class Services:
         init(config=config, create_table=True)
         furnish(self.place, cups=max(10, round(expected_orders * SCARCE / 2)))
         topics = app.subscriber(settings).topics
-        for topic in TOPICS:
+        for topic in self.place.topics(ORDERS, STOCK, USERS):
             topics.create(topic, Create(3, 1, 1), {}, _nothing)
         topics.close()
         self._pipeline = PipelineProcess(config, pipeline_port)
@@ -97,7 +97,7 @@ class Services:
         with books(self.place) as open_books:
             while time.monotonic() - progress_at < DRAIN_WITHOUT_PROGRESS_S:
                 time.sleep(LOOK_S)
-                self.turn()
+                self._staff.turn(closing=True)
                 if (now := open_books.written()) != written:
                     written, progress_at = now, time.monotonic()
                     continue

@@ -146,14 +146,9 @@ class Crowd:
 
 def _old_part(connection: psycopg.Connection[Any], order: Order) -> Event:
     """Write an event that is no OrderPlaced, past `append`, which would refuse it."""
-    document: dict[str, object] = {
-        "orderId": order.id,
-        "customer": {"id": order.customer.id, "name": "Ada"},
-        "currency": "EUR",
-        "lines": [],
-        "note": None,
-    }
-    event = Event("OrderPlaced", order.id, document | {"totalCents": "a lot"})
+    customer = {"id": order.customer.id, "name": "Ada"}
+    document = {"orderId": order.id, "customer": customer, "currency": "EUR", "lines": [], "totalCents": "a lot"}
+    event = Event("OrderPlaced", order.id, document)
     connection.execute(APPEND, (event.id, event.key, event.type, orjson.dumps(event.payload).decode()))
     return event
 

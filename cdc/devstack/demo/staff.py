@@ -74,13 +74,16 @@ class Staff:
         """The hunt begins."""
         self._next_at = time.monotonic() + (self._every_s or 0)
 
-    def turn(self) -> None:
-        """Look at all of them, and kill one if it is time; to be called from the thread that started them."""
+    def turn(self, *, closing: bool = False) -> None:
+        """Look at all of them, and kill one if it is time; to be called from the thread that started them.
+
+        When the shop is closing, only who was never killed still has that to come.
+        """
         for service in (self._api, *self._consumers):
             if service.exit_code is not None:
                 msg = f"the shop's {service.name} ended with exit code {service.exit_code}"
                 raise CdcError(msg, f"see {service.log}; run the demo with --keep to find it there afterwards")
-        if self._every_s is not None and time.monotonic() >= self._next_at:
+        if self._every_s is not None and time.monotonic() >= self._next_at and not (closing and self.all_were_killed):
             self._kill()
             self._next_at = time.monotonic() + self._every_s
 

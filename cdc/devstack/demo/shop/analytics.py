@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.consumer import Consumer, Event
-from cdc.devstack.demo.shop.place import TOPICS, Place
+from cdc.devstack.demo.shop.place import ORDERS, STOCK, USERS, Place
 
 if TYPE_CHECKING:
     import psycopg
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 def analytics(place: Place, *, name: str = "analytics", table: str = "facts") -> Consumer:
     """Make the consumer; with another name and another table it is a replay from the start, beside the one that goes on."""
-    consumer = Consumer(name, topics=TOPICS, batch=200, workers=2, **place.consumer("analytics"))
+    consumer = Consumer(place.prefix + name, topics=place.topics(ORDERS, STOCK, USERS), batch=200, workers=2, **place.consumer("analytics"))
     columns = "event_id, type, key, source, sequence, correlation_id"
     query = f"INSERT INTO {table} ({columns}) VALUES (%s, %s, %s, %s, %s, %s)"  # noqa: S608 - the shop's own names
 

@@ -13,9 +13,10 @@ is in every event that follows from the request.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
@@ -79,7 +80,15 @@ class Api:
             Route("/users", self.register, methods=["POST"]),
             WebSocketRoute("/orders/{order}/live", self.live),
         ]
-        return Starlette(routes=routes, middleware=[Middleware(Correlated)], lifespan=self._live.running)
+        return Starlette(routes=routes, middleware=[Middleware(Correlated)], lifespan=self._running)
+
+    @contextlib.asynccontextmanager
+    async def _running(self, _: object) -> AsyncIterator[None]:
+        try:
+            async with self._live.running():
+                yield
+        finally:
+            self._desk.close()
 
     async def place(self, request: Request) -> Response:
         """Place an order."""

@@ -23,6 +23,14 @@ class Desk:
         for _ in range(size):
             self._free.put(None)
 
+    def close(self) -> None:
+        """Hang up; whoever still works keeps his connection until he is done."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                connection = self._free.get_nowait()
+                if connection is not None:
+                    connection.close()
+
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection in autocommit; one that broke is opened again by the next who needs it."""

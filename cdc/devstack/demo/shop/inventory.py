@@ -40,7 +40,9 @@ def receive(connection: psycopg.Connection[Any], sku: str, quantity: int) -> Non
 
 def inventory(place: Place, *, batch: int = 50, workers: int = 1) -> Consumer:
     """Make the consumer. Orders of many articles in one transaction would lock them in any order, so only one worker has batches."""
-    consumer = Consumer("inventory", topics=[ORDERS], batch=batch, workers=workers, **place.consumer("inventory"))
+    consumer = Consumer(
+        place.prefix + "inventory", topics=place.topics(ORDERS), batch=batch, workers=workers, **place.consumer("inventory")
+    )
     append = place.outbox().append
 
     @consumer.on(OrderPlaced)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from cdc.consumer import Consumer, Event
@@ -27,15 +27,21 @@ class Live:
     def __init__(self, place: Place) -> None:
         self._pages: defaultdict[str, set[Page]] = defaultdict(set)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._consumer = Consumer("live", topics=[ORDERS], **place.consumer(None))
-        self._consumer.on(OrderProcessed)(lambda event: self._tell(event, Status.PROCESSED))
-        self._consumer.on(OrderRejected)(lambda event: self._tell(event, Status.REJECTED))
+        self._consumer = Consumer(place.prefix + "live", topics=place.topics(ORDERS), **place.consumer(None))
+
+        @self._consumer.on(OrderProcessed)
+        def processed(event: Event) -> None:
+            self._tell(event.value.orderId, Status.PROCESSED)
+
+        @self._consumer.on(OrderRejected)
+        def rejected(event: Event) -> None:
+            self._tell(event.value.orderId, Status.REJECTED)
 
     def __repr__(self) -> str:
         return f"<Live orders={len(self._pages)}>"
 
     @contextlib.asynccontextmanager
-    async def running(self, _: object) -> Any:  # noqa: ANN401 - an async iterator, as Starlette's lifespan wants it
+    async def running(self) -> AsyncIterator[None]:
         """Consume as long as the application lives."""
         self._loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._consumer.run, name="live")
@@ -58,10 +64,10 @@ class Live:
             if not self._pages[order_id]:
                 del self._pages[order_id]
 
-    def _tell(self, event: Event, status: Status) -> None:
+    def _tell(self, order_id: str, status: Status) -> None:
         """Called by the consumer's thread; the pages belong to the event loop."""
         assert self._loop is not None, "running"
-        self._loop.call_soon_threadsafe(self._write, event.value.orderId, {"orderId": event.value.orderId, "status": status})
+        self._loop.call_soon_threadsafe(self._write, order_id, {"orderId": order_id, "status": status})
 
     def _write(self, order_id: str, news: dict[str, Any]) -> None:
         for page in self._pages.get(order_id, ()):

@@ -34,6 +34,12 @@ class MailServer:
         self._dsn = dsn
         self._fails = fails
         self._local = threading.local()
+        self._links: list[psycopg.Connection[Any]] = []
+
+    def close(self) -> None:
+        """Hang up."""
+        for link in self._links:
+            link.close()
 
     def send(self, key: str, recipient: str, subject: str, about: str) -> None:
         """Deliver a mail once, however often it is handed over with this key; raises MailServerError now and then."""
@@ -41,17 +47,19 @@ class MailServer:
             raise MailServerError
         if getattr(self._local, "link", None) is None:
             self._local.link = psycopg.connect(self._dsn, autocommit=True)
+            self._links.append(self._local.link)
         query = "INSERT INTO mailbox VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
         self._local.link.execute(query, (key, recipient, subject, about))
 
 
-def notification(place: Place) -> Consumer:
+def notification(place: Place, server: MailServer | None = None) -> Consumer:
     """Make the consumer."""
-    topics = {ORDERS: "high", USERS: "low"}
+    [orders, users] = place.topics(ORDERS, USERS)
+    topics = {orders: "high", users: "low"}
     retry = Retry.exponential(0.02, 1.0, attempts=20)
-    consumer = Consumer("notification", topics=topics, batch=50, retry=retry, **place.consumer("notification"))
+    consumer = Consumer(place.prefix + "notification", topics=topics, batch=50, retry=retry, **place.consumer("notification"))
     consumer.breaker("mail", errors=(MailServerError,), failures=5, open_s=1.0)
-    server = MailServer(place.dsns["notification"], place.mail_fails)
+    server = server or MailServer(place.dsns["notification"], place.mail_fails)
 
     @consumer.on(OrderPlaced, breaker="mail")
     def confirm(event: Event, connection: psycopg.Connection[Any]) -> None:

@@ -10,23 +10,26 @@ from typing import Any, Self
 from cdc.consumer import Create
 from cdc.outbox import Outbox
 
-ORDERS, STOCK, USERS = "outbox.event.Order", "outbox.event.Stock", "outbox.event.User"
-"""Topics: the pipelines' route is `outbox.event.{aggregatetype}`."""
-
-TOPICS = (ORDERS, STOCK, USERS)
+ORDERS, STOCK, USERS = "Order", "Stock", "User"
+"""What events are about (their aggregatetype): the pipelines' route, `outbox.event.{aggregatetype}`, makes topics of it."""
 
 DATABASES = ("shop", "inventory", "notification", "analytics")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Addresses. `dsns` has one for each of DATABASES; `mail_fails` is the share of mails that the mail server refuses at first."""
+    """Addresses. `dsns` has one for each of DATABASES; `mail_fails` is the share of mails that the mail server refuses at first.
+
+    `prefix` is put before the consumers' names, for several shops on one Kafka.
+    """
 
     bootstrap: str
     schemas: str
     dsns: dict[str, str]
     port: int = 0
     mail_fails: float = 0.0
+    route: str = "outbox.event"
+    prefix: str = ""
 
     def __repr__(self) -> str:
         return f"<Place port={self.port}>"
@@ -39,6 +42,10 @@ class Place:
     def write(self, file: Path) -> None:
         """Write it down for other processes."""
         file.write_text(json.dumps(asdict(self)))
+
+    def topics(self, *about: str) -> list[str]:
+        """Return topics."""
+        return [f"{self.route}.{aggregatetype}" for aggregatetype in about]
 
     def outbox(self) -> Outbox:
         """Return where events are written."""

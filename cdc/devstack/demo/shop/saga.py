@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def saga(place: Place) -> Consumer:
     """Make the consumer."""
-    consumer = Consumer("orders", topics=[STOCK], batch=50, workers=2, **place.consumer("shop"))
+    consumer = Consumer(place.prefix + "orders", topics=place.topics(STOCK), batch=50, workers=2, **place.consumer("shop"))
     orders = Orders(place.outbox())
 
     @consumer.on(StockRejected)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def warehouse(place: Place) -> Consumer:
     """Make the consumer."""
-    consumer = Consumer("warehouse", topics=[STOCK], batch=50, workers=2, **place.consumer("shop"))
+    consumer = Consumer(place.prefix + "warehouse", topics=place.topics(STOCK), batch=50, workers=2, **place.consumer("shop"))
     orders = Orders(place.outbox())
 
     @consumer.on(StockReserved)
