@@ -10,11 +10,12 @@ Rules.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.consumer.retry import Unprocessable
 from cdc.consumer.steps import Ask, Call, Steps, TransactionEnded
+from cdc.outbox.context import event_context
 
 if TYPE_CHECKING:
     import psycopg
@@ -55,7 +56,8 @@ def run(steps: Steps, connection: psycopg.Connection[Any] | None, *, pipeline: b
                     queue.sync()
                 applied = outcome
             elif isinstance(step, Call):
-                step.unit.handler.call(step.unit.event, connection)
+                with _context(step):
+                    step.unit.handler.call(step.unit.event, connection)
                 answer = _offence(connection) or [] if queue is None else []
             else:
                 assert connection is not None, "questions need a database"
@@ -83,9 +85,16 @@ async def run_async(steps: Steps, connection: psycopg.AsyncConnection[Any] | Non
     return _committed(applied)
 
 
+def _context(step: Call) -> AbstractContextManager[None]:
+    """Give what the handler appends to an outbox the correlation id and the trace of the event that it handles."""
+    event = step.unit.event
+    return event_context(correlation_id=event.correlation_id, traceparent=event.traceparent or None)
+
+
 async def _called(step: Call, connection: object) -> None:
     try:
-        await step.unit.handler.call(step.unit.event, connection)
+        with _context(step):
+            await step.unit.handler.call(step.unit.event, connection)
     except (SystemExit, KeyboardInterrupt) as error:
         # They would end the event loop, and every other handler with it.
         msg = f"the handler raised {type(error).__name__}"
