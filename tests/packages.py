@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cdc.devstack.jars import cache_dir
 
-REQUIRED = "CDC_TEST_PACKAGES"
+REQUIRED = "TEST_PACKAGES"
 """Set to "required" by `make test-all`: a program that is missing fails its test then."""
 
 

@@ -114,7 +114,7 @@ class Image:
             check=False,
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=900,
         )
         assert done.returncode == 0, f"{step.text}\n{done.stdout}{done.stderr}"
 

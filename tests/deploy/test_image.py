@@ -52,6 +52,7 @@ def test_nobody_in_particular_runs_it_and_nothing_is_the_newest_of_anything() ->
 
 @pytest.mark.packages
 @pytest.mark.servers
+@pytest.mark.timeout(1200)  # forty packages are fetched and compiled, beside all other tests
 def test_what_the_steps_make_runs_and_is_healthy(pipeline: Pipeline, tmp_path: Path) -> None:
     """`cdc --version`, `cdc init` and `cdc run` of the image, with the settings of compose.yml; the health check sees it come."""
     if os.environ.get(packages.REQUIRED) != "required":
