@@ -28,7 +28,7 @@ test: setup lint
 
 # The same and those that need Debian packages, none of them left out.
 test-all: packages lint
-	CDC_TEST_PACKAGES=required $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	TEST_PACKAGES=required $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Unpacked into the cache, not installed; see tests/packages.py.
 packages: setup
