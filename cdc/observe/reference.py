@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from cdc.observe.metrics import METRICS
+from cdc.observe.consumers import CONSUMER_METRICS
+from cdc.observe.metrics import METRICS, Definition
 
 INTRODUCTION = """\
 # Metrics
@@ -24,10 +26,24 @@ it, ending that transaction does.
 """
 
 
+CONSUMERS = """
+## Consumers
+
+What `cdc.observe.consumers.ConsumerMetrics` counts for the consumers of a process; see [consuming](consuming.md#watching-it).
+
+| metric | kind | labels | meaning |
+|---|---|---|---|
+"""
+
+
 def markdown() -> str:
     """Write the page."""
-    rows = (f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |" for each in METRICS)
-    return INTRODUCTION + "\n".join(rows) + "\n"
+    return INTRODUCTION + _rows(METRICS) + CONSUMERS + _rows(CONSUMER_METRICS)
+
+
+def _rows(definitions: Sequence[Definition]) -> str:
+    rows = (f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |" for each in definitions)
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
