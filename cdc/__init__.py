@@ -40,3 +40,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever stands there
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Name what is public, so that help() shows it before it was used."""
+    return __all__
