@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import psycopg
@@ -73,20 +73,26 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=ROWS, help=f"events of each kind (default {ROWS:,})")
     parser.add_argument("--json", action="store_true", help="end with one line that is one JSON object")
     options = parser.parse_args()
-    found: dict[str, dict[str, float]] = {}
-    with rig() as servers:
-        for kind, per_transaction in KINDS.items():
-            start = _end_of_log(servers)
-            servers.insert(options.rows, per_transaction)
-            found[kind] = steps(servers, start)
-    unit = min(calibration_us() for _ in range(3))
+    figures = measured(options.rows)
+    unit, found = figures["calibration_us"], figures["steps"]
     print(f"{'microseconds an event':24}" + "".join(f"{kind:>16}" for kind in KINDS))
     for step in found["hundred_rows"]:
         print(f"{step:24}" + "".join(f"{found[kind][step]:16.2f}" for kind in KINDS))
     print(f"a turn of the calibration loop takes {unit:.2f}; Python {platform.python_version()}")
     if options.json:
-        print(orjson.dumps({"python": platform.python_version(), "calibration_us": round(unit, 3), **found}).decode())
+        print(orjson.dumps({"python": platform.python_version(), "calibration_us": unit, **found}).decode())
     return 0
+
+
+def measured(rows: int = ROWS) -> dict[str, Any]:
+    """Return the microseconds of each step for each kind, and of a turn of the calibration loop."""
+    found: dict[str, dict[str, float]] = {}
+    with rig() as servers:
+        for kind, per_transaction in KINDS.items():
+            start = _end_of_log(servers)
+            servers.insert(rows, per_transaction)
+            found[kind] = steps(servers, start)
+    return {"rows": rows, "calibration_us": round(min(calibration_us() for _ in range(3)), 3), "steps": found}
 
 
 def steps(servers: Rig, start: Lsn) -> dict[str, float]:

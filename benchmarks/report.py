@@ -152,7 +152,14 @@ def _growth(document: Document) -> str:
     return "\n\n".join(parts)
 
 
-_TABLES = {"backlog": _backlog, "single": _backlog, "latency": _latency, "growth": _growth}
+def _profile(document: Document) -> str:
+    kinds = {"hundred_rows": "100 rows in a transaction", "single_row": "one row"}
+    steps = document["steps"]
+    rows = [[step, *(_number(steps[kind][step]) for kind in kinds)] for step in steps["hundred_rows"]]
+    return _table(["µs of CPU for each event", *kinds.values()], rows)
+
+
+_TABLES = {"backlog": _backlog, "single": _backlog, "latency": _latency, "profile": _profile, "growth": _growth}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
