@@ -28,10 +28,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, help="of crash: how often the process is killed")
     parser.add_argument("--minutes", type=float, default=5.0, help="of chaos: for how long there are faults")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
+    parser.add_argument("--folder", type=Path, help="keep settings and logs here")
     parser.add_argument("--json", action="store_true", help="end with one line that is one JSON object")
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):  # the last line is the answer
+    if options.folder:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    kept = contextlib.nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory()
+    with kept as folder, contextlib.redirect_stdout(sys.stderr):  # the last line is the answer
         if options.what == "chaos":
             found = chaos(Path(folder), options.seed, 60 * options.minutes)
         else:
