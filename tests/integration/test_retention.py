@@ -133,7 +133,7 @@ def test_rows_that_are_not_confirmed_stay_however_old_they_say_they_are(pipeline
     pipeline.wait_numbers(range(1, 11))
 
 
-@sizes(5_000, 500_000)
+@sizes(3_000, 500_000)
 def test_field_case_73_cleanup_does_not_block_writers(pipeline: Pipeline, size: int) -> None:
     pipeline.init()
     pipeline.execute(OLD, (1, size))

@@ -463,6 +463,13 @@ def test_what_lies_below_the_position_is_blamed_no_more() -> None:
     assert stage.refused[-1] == {}
 
 
+def test_a_record_that_tells_no_place_is_blamed_by_its_id() -> None:
+    stage = Stage(steps=4)
+    stage.kafka.position = position(end_lsn=Lsn(0x110))
+    stage.run(step=[poisoned(), poisoned(b"id e1"), None, None])
+    assert stage.refused[-1] == {b"id e1": "INVALID_RECORD"}
+
+
 def test_three_refusals_without_a_row_to_blame_are_an_error() -> None:
     with pytest.raises(KafkaRefused, match="no row of the outbox is to blame: refused"):
         Stage(steps=9).run(step=[poisoned()] * POISONED_TIMES)
