@@ -109,8 +109,6 @@ def test_emit_is_made_once_told_when_it_differs_and_left_out_when_off(pipeline: 
     pipeline.init()
     assert finding(pipeline).startswith("ok:")
     assert "emit" not in pipeline.here("init").err, "it is there"
-    pipeline.execute("CREATE OR REPLACE FUNCTION cdc.other() RETURNS int LANGUAGE sql AS 'SELECT 1'")
-    [(oid,)] = pipeline.execute("SELECT 'cdc.emit'::regproc::oid")
 
     pipeline.set(outbox__message_prefix="later")
     assert "warning" in finding(pipeline)
@@ -136,7 +134,11 @@ def test_emit_is_made_once_told_when_it_differs_and_left_out_when_off(pipeline: 
     assert 'created function "App"."E.mit $emit$"' in made.err
     pipeline.execute("""SELECT "App"."E.mit $emit$"('Thing', 'k', '{"n": 1}', 'thing')""")
     assert finding(pipeline).startswith("ok:")
-    assert oid
+    pipeline.set(outbox__emit="a.b.c")
+    refused = pipeline.here("init")
+    assert refused.code == 2
+    assert "outbox.emit" in refused.line
+    assert 'write schema.function, or "off"' in refused.line
 
 
 def test_init_without_rights_goes_on_and_a_dba_can_run_what_sql_prints(pipeline: Pipeline, unique: str) -> None:
