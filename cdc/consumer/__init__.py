@@ -1,4 +1,74 @@
-"""Consumers that apply each event once."""
+"""Consumers that apply each event once: the other side of the topic.
+
+    from cdc.consumer import Consumer, Event
+
+    shop = Consumer(
+        "inventory",                                     # the group, and the name in the inbox
+        topics=["outbox.event.order"],
+        kafka={"bootstrap.servers": "127.0.0.1:9092"},
+        postgres="postgresql://inventory@127.0.0.1/inventory",
+        schemas="schemas",                               # your copy of the schema folder
+    )
+
+    @shop.on("OrderPlaced")
+    def reserve(event: Event, connection):
+        for line in event.value["lines"]:
+            connection.execute("UPDATE stock SET pieces = pieces - %s WHERE sku = %s", (line["quantity"], line["sku"]))
+
+    if __name__ == "__main__":
+        shop.create_tables()                             # or put `shop.ddl` into a migration
+        shop.run()                                       # until SIGTERM
+
+A handler is given an event and a psycopg connection whose transaction is open and already holds the event's marker (the *inbox*:
+table `processed_events`). It writes; it does not commit. Effect and marker are committed together or not at all, so an event that
+comes again, whatever the reason, is skipped. `async def` gets an asynchronous connection. A function of the event alone is fine, too.
+
+WHAT A HANDLER MAY DO
+    return                  the transaction is committed, then the offset
+    raise anything          everything is rolled back; the record is tried again, and parked after the last attempt
+    raise Unprocessable     parked at once
+    raise TryAgain(30)      tried again in 30 s
+    append to an outbox     on the given connection: consume, effect and emit are one commit
+    call something outside  with `event.idempotency_key`, which is the same in every attempt
+
+DECLARING: `on(type, ..)`
+    name=            the handler's name in the inbox, by default the function's; a new name is a new listener, which starts at the
+                     group's offset
+    version=         the schema version in whose shape the value comes, by default the newest in your folder
+    model=           makes the value, such as a pydantic class's model_validate; on(SomeModel) does both
+    retry=           Retry.listed(10, 30, 90, 270), .fixed(5, attempts=3), .exponential(0.5, cap_s=60, attempts=8), .never();
+                     Retry().but({HttpBusy: Retry.fixed(60, attempts=20)}) by class of the error
+    breaker=         the dependency that it needs, declared by `breaker(name, errors=(..), failures=5, open_s=300, probes=1)`
+    unique=          a business key, such as "welcome:{id}": work that must not be done twice whatever the event's id,
+    unique_for=      for so many seconds; for ever without it
+    compute=         a function of the value that is called before the transaction, in another process with processes=N; its
+                     result is `event.prepared`
+    pipeline=        True sends statements without waiting for their results, several times as fast over a network. A handler must
+                     not look at `rowcount` or catch errors of the database then
+    "*" as type      takes every event
+
+SETTINGS: `Consumer(name, ..)`
+    topics=          names, or {name: priority} with critical, high, default, low; `shares` and `worker_limits` by priority
+    kafka=           librdkafka's properties; offsets, isolation and the group are ours
+    instance=        a name that stays over restarts (a pod's ordinal): the partitions are kept while it restarts
+    inbox=           "events"; "high-water" keeps one row for each partition in place of one for each event; "off"
+    retention=       how long markers are kept (30 days); warned of when a topic holds events longer
+    batch=           records in one database transaction, 1 by default; tried one by one when that fails
+    workers=         threads; at most one job for each partition
+    in_flight=       records in memory, rate= records a second
+    retry_topics=    True: failed records wait in topics of their own and let later ones pass; False (default): they keep the order
+    after_parked=    "flag": later events of a parked event's key go on, and it is told `newer_applied` when it comes back;
+                     "block": they are parked behind it
+    unparkable=      "stop" (default): a record that cannot be parked stops its partition, visibly; "skip": it is left out and counted
+    create=          Create(partitions, replication_factor, min_insync_replicas) makes the consumer's own topics
+    observer=        who is told; cdc.observe.consumers.ConsumerMetrics shows it to Prometheus
+
+WITHOUT A DATABASE (`postgres=None`) there is no inbox: after a crash a handler may be called again for an event. Its idempotency
+key is what makes that harmless.
+
+TESTING: cdc.testing.bus.Bus runs a consumer in memory, cdc.testing.fixtures has real servers, and cdc.testing.windows kills it at each
+instant that matters. The guarantees, with their limits, are in docs/consuming.md.
+"""
 
 from cdc.consumer.app import Consumer
 from cdc.consumer.event import Event

@@ -244,20 +244,7 @@ class Consumer:
                 signal.signal(number, handler)
 
     def _run(self, grace_s: float) -> None:
-        registry = self._registry()
-        reader = Reader(self._handlers, registry)
-        asynchronous = any(handler.is_async for handler in self._handlers)
-        tools = Tools(
-            self.name,
-            reader,
-            self._retry,
-            self._inbox,
-            self._policy,
-            None if self._postgres is None else self._connect,
-            self._connect_async if self._postgres is not None and asynchronous else None,
-            None if isinstance(self._schemas, Registry) else folder.refreshed,
-            self._processes,
-        )
+        tools = self.tools()
         self._prepare()
         results: queue.SimpleQueue[tuple[Job, Result]] = queue.SimpleQueue()
         workers, desk = Workers(results), Workers(results)
@@ -268,7 +255,7 @@ class Consumer:
             desk.start(f"{self.name}-desk", clerk.perform, clerk.close, clerk.begin)
             self._driver = Driver(
                 name=self.name,
-                loop=self._loop(reader),
+                loop=self.decisions(tools.reader),
                 properties=self._properties(),
                 topics=list(self._topics),
                 optional=self.names.own(self._retry if self._retry_topics else None),
@@ -289,7 +276,28 @@ class Consumer:
             desk.close(1.0)
             tools.close()
 
-    def _loop(self, reader: Reader) -> Loop:
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics of its events."""
+        return tuple(self._topics)
+
+    def tools(self) -> Tools:
+        """Return what workers need; for `run`, and for a bus in memory."""
+        asynchronous = any(handler.is_async for handler in self._handlers)
+        return Tools(
+            self.name,
+            Reader(self._handlers, self._registry()),
+            self._retry,
+            self._inbox,
+            self._policy,
+            None if self._postgres is None else self._connect,
+            self._connect_async if self._postgres is not None and asynchronous else None,
+            None if isinstance(self._schemas, Registry) else folder.refreshed,
+            self._processes,
+        )
+
+    def decisions(self, reader: Reader) -> Loop:
+        """Return what decides, with nothing assigned yet."""
         rules = Rules(
             draw=random.random,
             priority=lambda topic: self._topics.get(topic, "default"),

@@ -14,6 +14,7 @@ LAYERS = [
     "__main__",
     "cli",
     "app",
+    "testing",
     "devstack",
     "settings|observe",
     "audit",
@@ -29,7 +30,7 @@ LAYERS = [
 
 CLIENTS = {
     "confluent_kafka": {"kafka", "cli", "devstack", "audit", "consumer"},
-    "psycopg": {"postgres", "outbox", "cli", "devstack", "audit", "consumer"},
+    "psycopg": {"postgres", "outbox", "cli", "devstack", "audit", "consumer", "testing"},
     "prometheus_client": {"observe"},
     "uvicorn": {"observe"},
     "structlog": {"observe"},
