@@ -26,11 +26,15 @@ def test_the_demo_ends_clean_and_says_so_in_one_line() -> None:
     assert "postgres_dsn" not in found
 
 
-def test_servers_that_are_kept_can_be_looked_at_and_stopped() -> None:
-    answer = cdc("demo", "--orders", "50", "--json", "--keep", timeout_s=240)
+def test_consumers_are_killed_and_servers_that_are_kept_can_be_looked_at_and_stopped() -> None:
+    answer = cdc("demo", "--orders", "200", "--kill-consumers", "1", "--json", "--keep", timeout_s=280)
     assert answer.code == 0, answer.err
     found = json.loads(answer.out.splitlines()[-1])
     try:
+        assert [found[key] for key in ("effects_missing", "effects_doubled", "effects_reordered", "stock_error")] == [0] * 4
+        assert found["orders"] == 200
+        assert found["consumer_kills"] >= 5  # each of them
+        assert found["http_orders"] > 0 < found["http_ms"]["p50"]
         with psycopg.connect(found["postgres_dsn"]) as connection:
             assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (found["rows"],)
         again = cdc("verify", "--config", found["config"], "--json")
