@@ -173,7 +173,9 @@ def _count(run: Run, topic: str) -> int:
 
 
 def median(rounds: list[Figures]) -> Figures:
-    """Return the median of each figure over rounds."""
+    """Return the median of each figure over rounds; of memory the most."""
     names = dict.fromkeys(name for each in rounds for name in each)
     values = {name: [value for each in rounds if (value := each.get(name)) is not None] for name in names}
-    return {name: round(statistics.median(found), 2) if found else None for name, found in values.items()}
+    return {
+        name: round(max(found) if name == "rss_mb" else statistics.median(found), 2) if found else None for name, found in values.items()
+    }

@@ -84,11 +84,12 @@ def grow(names: Sequence[str], scale: float, tell: Callable[[str], None]) -> dic
     with tempfile.TemporaryDirectory() as folder, rig({"CDC_SCHEMAS__FOLDER": str(_schemas(Path(folder)))}) as servers:
         servers.insert(1, 1)
         start = backlog.ours(servers, 1)
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name in names:
             curve = curves(scale)[name]
             found[name] = {"label": curve.label, "points": [_point(servers, point, start, name, tell) for point in curve.points]}
-    return {"start": {"seconds": round(start["seconds"], 2), "rss_mb": round(start["rss_mb"])}, "curves": found}
+    peak_mb = max(point["rss_mb"] for curve in found.values() for point in curve["points"])
+    return {"start": {"seconds": round(start["seconds"], 2), "rss_mb": round(start["rss_mb"])}, "rss_mb": peak_mb, "curves": found}
 
 
 def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, tell: Callable[[str], None]) -> dict[str, float | None]:

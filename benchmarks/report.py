@@ -38,6 +38,7 @@ GOALS: Sequence[tuple[str, str, str, str]] = (
     ("the same with single-row transactions", "at most 0.4", "single", "ratios.cpu_to_debezium"),
     ("CPU for each event, to that of both limits together", "at most 2.5", "backlog", "ratios.cpu_to_both_limits"),
     ("memory at most, MB", "under 90", "backlog", "peers.ours.rss_mb"),
+    ("memory at any payload, transaction, number of topics and backlog, MB", "under 90", "growth", "rss_mb"),
     ("start to first event, s", "under 1.5", "backlog", "peers.ours.start_s"),
     ("latency at 1,000 events/s, one partition: median, ms", "under 8", "latency", "peers.ours.at1000in1.p50"),
     ("the same: 99th percentile, ms", "under 50", "latency", "peers.ours.at1000in1.p99"),
