@@ -1,4 +1,4 @@
-"""Grafana's dashboard, written from METRICS: `python -m cdc.observe.dashboard > docker/grafana/dashboard.json`.
+"""Grafana's dashboard, written from the lists of metrics: `python -m cdc.observe.dashboard > docker/grafana/dashboard.json`.
 
 Strategy: SECTIONS says where on the page a metric stands; what its panel shows follows from its kind and its unit, which its
 name ends with. A metric that no section names, or a name that does not exist, fails the test that keeps the file fresh.
@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+from cdc.observe.consumers import CONSUMER_METRICS
 from cdc.observe.metrics import METRICS, Definition
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -53,6 +54,23 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Retention": ("cdc_retention_rows_total", "cdc_retention_partitions_total", "cdc_retention_failures_total"),
     "Which one": ("cdc_build_info", "cdc_generation"),
+    "Consumers": (
+        "cdc_consumer_lag",
+        "cdc_consumer_events_total",
+        "cdc_consumer_failures_total",
+        "cdc_consumer_records_total",
+        "cdc_consumer_job_duration_seconds",
+        "cdc_consumer_partitions",
+        "cdc_consumer_retried_total",
+        "cdc_consumer_parked_total",
+        "cdc_consumer_left_out_total",
+        "cdc_consumer_pending",
+        "cdc_consumer_workers_busy",
+        "cdc_consumer_busy_seconds_total",
+        "cdc_consumer_breaker_open",
+        "cdc_consumer_late_results_total",
+        "cdc_consumer_lost_partitions_total",
+    ),
 }
 
 STATS = frozenset(SECTIONS["Is all well"]) - {"cdc_state"}
@@ -72,9 +90,15 @@ WORST = {"cdc_slot_lost_in_seconds": "min"}
 WIDTH, HEIGHT, ACROSS = 8, 7, 24
 """A panel's size, and the page's width, in Grafana's units."""
 
-CHOSEN = 'pipeline=~"$pipeline"'
+STATES = frozenset({"cdc_state", "cdc_slot_wal_status", "cdc_build_info"})
+"""1 for the state that holds: shown as the state."""
 
-_BY_NAME = {definition.name: definition for definition in METRICS}
+CHOSEN = '{pipeline=~"$pipeline"}'
+"""What is scraped from a pipeline has its name; consumers have their own."""
+
+_CONSUMERS = frozenset(definition.name for definition in CONSUMER_METRICS)
+
+_BY_NAME = {definition.name: definition for definition in (*METRICS, *CONSUMER_METRICS)}
 
 
 def unit(name: str) -> str:
@@ -93,28 +117,29 @@ def queries(metric: Definition) -> list[tuple[str, str]]:
     """Return what a metric's panel asks Prometheus, and the legend of each answer."""
     name, by = metric.name, ", ".join(metric.labels)
     legend = " ".join(f"{{{{{label}}}}}" for label in metric.labels)
-    chosen = f"{name}{{{CHOSEN}}}"
+    selector = "" if name in _CONSUMERS else CHOSEN
+    chosen = f"{name}{selector}"
     match metric.kind:
         case "counter":
             rate = f"rate({chosen}[$__rate_interval])"
             return [(f"sum by ({by}) ({rate})" if by else f"sum({rate})", legend or "all instances")]
         case "histogram":
-            rate = f"sum by (le) (rate({name}_bucket{{{CHOSEN}}}[$__rate_interval]))"
+            rate = f"sum by (le) (rate({name}_bucket{selector}[$__rate_interval]))"
             return [(f"histogram_quantile({q}, {rate})", f"p{q * 100:g}") for q in (0.5, 0.99)]
         case "gauge":
             if name in STATS:
                 return [(f"{WORST.get(name, 'max')}({chosen})", "")]
             scale = " * 1000" if unit(name) == "dateTimeFromNow" else ""
-            if by:
+            if name in STATES:
                 return [(f"{chosen} == 1", f"{{{{instance}}}} {legend}")]
-            return [(chosen + scale, "{{instance}}")]
+            return [(f"sum by ({by}) ({chosen})", legend)] if by else [(chosen + scale, "{{instance}}")]
 
 
 def panel(metric: Definition, number: int, x: int, y: int) -> dict[str, Any]:
     """Return a metric's panel."""
     name = metric.name
     steps = [{"color": color, "value": value} for color, value in THRESHOLDS.get(name, (("green", None),))]
-    kind = "stat" if name in STATS else "timeseries" if not (metric.labels and metric.kind == "gauge") else "state-timeline"
+    kind = "stat" if name in STATS else "state-timeline" if name in STATES else "timeseries"
     return {
         "id": number,
         "type": kind,

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from cdc.devstack.process import held_ports, port_of, start
+from cdc.observe.consumers import CONSUMER_METRICS
 from cdc.observe.dashboard import dashboard
 from cdc.observe.exposition import Exposition
 from cdc.observe.metrics import METRICS
@@ -21,6 +22,7 @@ from cdc.observe.observer import PipelineObserver
 from tests.deploy.conftest import Debian
 from tests.docs.pages import ROOT, anchors
 from tests.pipeline import Pipeline
+from tests.unit.observe.test_consumers import watched
 from tests.waiting import wait_for
 
 FOLDER = ROOT / "docker" / "prometheus"
@@ -29,9 +31,7 @@ PAGE = ROOT / "docs" / "alerts.md"
 OTHERS = {"kube_pod_container_status_last_terminated_exitcode", "node_systemd_unit_state", "kafka_consumergroup_lag"}
 """Metrics of kube-state-metrics, node_exporter and an exporter of Kafka's offsets."""
 
-NAMES = {
-    name for definition in METRICS for name in ([f"{definition.name}_bucket"] if definition.kind == "histogram" else [definition.name])
-}
+NAMES = {each.name + ("_bucket" if each.kind == "histogram" else "") for each in (*METRICS, *CONSUMER_METRICS)}
 
 QUIET = {"cdc_slot_lost_in_seconds", "cdc_slot_safe_wal_bytes", "cdc_ignored_messages_total", "cdc_dead_letters_open"}
 """Panels without an answer while nothing is wrong, the server's disk is not limited, and nobody has counted yet."""
@@ -86,6 +86,7 @@ def test_promtool_takes_the_metrics(debian: Debian) -> None:
     observer.published({"orders": (5, 700)})
     observer.ignored("update", 3)
     tool(promtool, "check", "metrics", text=Exposition(observer.health, observer.metrics).text().decode())
+    tool(promtool, "check", "metrics", text=watched([0.0]).text().decode())
 
 
 @pytest.mark.packages
@@ -136,7 +137,7 @@ def test_a_prometheus_that_scrapes_a_pipeline_answers_every_panel(debian: Debian
             values = [point["value"][1] for point in ask("query", query=query).get("result", ())]
             if not any(value != "NaN" for value in values):
                 found |= asked(expression)
-        return found - QUIET - {f"{name}_bucket" for name in QUIET}
+        return {name for name in found - QUIET if not name.startswith("cdc_consumer_")}
 
     try:
         wait_for(lambda: not silent(), 60, "every panel shows a number")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cdc.observe.consumers import CONSUMER_METRICS
 from cdc.observe.dashboard import ACROSS, SECTIONS, STATS, THRESHOLDS, WORST, dashboard, text, unit
 from cdc.observe.metrics import METRICS
 
@@ -25,9 +26,9 @@ def test_the_file_is_fresh() -> None:
 
 def test_each_metric_is_shown_once() -> None:
     shown = [name for names in SECTIONS.values() for name in names]
-    assert sorted(shown) == sorted(definition.name for definition in METRICS)
+    assert sorted(shown) == sorted(definition.name for definition in (*METRICS, *CONSUMER_METRICS))
     assert set(shown) >= STATS | set(THRESHOLDS) | set(WORST)
-    assert len(panels()) == len(METRICS)
+    assert len(panels()) == len(METRICS) + len(CONSUMER_METRICS)
 
 
 def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
