@@ -34,7 +34,7 @@ from cdc.position import Position
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import Link, PqLink
 from cdc.postgres.pgoutput import Relation
-from cdc.postgres.slot import Table
+from cdc.postgres.slot import Part, Table
 from cdc.postgres.stream import ReplicationStream
 from cdc.resilience.backoff import Backoff
 from cdc.settings import Settings
@@ -63,7 +63,9 @@ def dsn(settings: Settings) -> str:
 
 def table(settings: Settings) -> Table:
     """Return the outbox table."""
-    return Table(settings.outbox.table.schema, settings.outbox.table.name)
+    outbox, shard = settings.outbox, settings.shard
+    part = None if shard is None else Part(mapping(settings).column("aggregateid"), shard.number, shard.count)
+    return Table(outbox.table.schema, outbox.table.name, part)
 
 
 def mapping(settings: Settings) -> OutboxMapping:

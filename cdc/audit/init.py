@@ -33,7 +33,7 @@ from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
 from cdc.postgres.server import Server
-from cdc.postgres.slot import Administration, Table
+from cdc.postgres.slot import PARTS_SINCE, Administration, Table
 
 Say = Callable[[str], None]
 TakeOver = Callable[[KafkaPublisher, Position, Callable[[], object], Say], Position]
@@ -94,7 +94,7 @@ def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say, progress:
     catalog = LiveCatalog(plan.admin_dsn, plan.application_name)
     ends = _Ends(plan, administration, catalog, publisher, say, progress)
     try:
-        check_server(catalog)
+        check_server(catalog, plan.table)
         _ensure_table(ends)
         _ensure_emit(ends)
         if administration.ensure_role(plan.dsn, plan.table, plan.deletes_by):
@@ -111,10 +111,14 @@ def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say, progress:
         catalog.close()
 
 
-def check_server(catalog: LiveCatalog) -> None:
-    """Refuse a server on which no slot can be made; raises PostgresRefused."""
-    if int(catalog.setting("server_version_num")) < OLDEST_SERVER:
+def check_server(catalog: LiveCatalog, table: Table | None = None) -> None:
+    """Refuse a server on which no slot can be made, or no shard of the table; raises PostgresRefused."""
+    version = int(catalog.setting("server_version_num"))
+    if version < OLDEST_SERVER:
         raise PostgresRefused(f"the server is PostgreSQL {catalog.setting('server_version')}", "use PostgreSQL 14 or newer")
+    if table is not None and table.part is not None and version < PARTS_SINCE:
+        msg = f"the server is PostgreSQL {catalog.setting('server_version')}, whose publications cannot choose the rows of a shard"
+        raise PostgresRefused(msg, "use PostgreSQL 15 or newer, or one pipeline without shards")
     if catalog.setting("wal_level") != "logical":
         msg = f"wal_level is {catalog.setting('wal_level')!r}: the log holds no rows"
         raise PostgresRefused(msg, "set wal_level = logical in postgresql.conf and restart PostgreSQL")

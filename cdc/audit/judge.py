@@ -114,6 +114,16 @@ class Verdict:
         if kind not in REMARKS and total < EXAMPLES:
             self.findings.append(Finding(kind, what))
 
+    def include(self, other: Verdict) -> None:
+        """Add what was found elsewhere: in another shard."""
+        self.rows += other.rows
+        self.events += other.events
+        self.dead_letters += other.dead_letters
+        self.replayed += other.replayed
+        for kind, count in other.counts.items():
+            self.counts[kind] = self.counts.get(kind, 0) + count
+        self.findings += other.findings
+
     @property
     def clean(self) -> bool:
         """Whether every invariant holds."""

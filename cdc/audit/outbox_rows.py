@@ -130,8 +130,11 @@ class OutboxRows:
         moment = time or sql.SQL("NULL")
         listed = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
         query = sql.SQL("SELECT {}, xmin, {} FROM {}").format(listed, moment, self._table.identifier)
+        wanted: list[sql.Composable] = [self._table.part.condition] if self._table.part else []
         if self._since_ms is not None:
-            query += sql.SQL(" WHERE {} >= {}").format(moment, sql.Literal((self._since_ms - SINCE_MARGIN_MS) / 1000))
+            wanted.append(sql.SQL("{} >= {}").format(moment, sql.Literal((self._since_ms - SINCE_MARGIN_MS) / 1000)))
+        if wanted:
+            query += sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(wanted))
         return sql.SQL("COPY ({}) TO STDOUT").format(query)
 
     def _row(self, relation: Relation, values: tuple[bytes | None, ...], snapshot: Snapshot) -> Row:

@@ -111,8 +111,9 @@ class TableRows:
         query = sql.SQL("SELECT xmin, {}, {}, {} FROM {}").format(
             self.committed or sql.NULL, self.occurred or sql.NULL, sql.SQL(", ").join(listed), self.table.identifier
         )
-        if where is not None:
-            query += sql.SQL(" WHERE {}").format(where)
+        wanted = [each for each in (self.table.part and self.table.part.condition, where) if each is not None]
+        if wanted:
+            query += sql.SQL(" WHERE ({})").format(sql.SQL(") AND (").join(wanted))
         order = [sql.SQL("pg_xact_commit_timestamp(xmin) NULLS FIRST")] if self.committed is not None else []
         order += [sql.SQL("age(xmin) DESC"), sql.SQL("cmin::text::int8"), sql.SQL("tableoid"), sql.SQL("ctid")]
         return sql.SQL("COPY ({} ORDER BY {}) TO STDOUT").format(query, sql.SQL(", ").join(order))

@@ -15,9 +15,10 @@ from cdc.audit.init import Plan
 from cdc.audit.init import init as make
 from cdc.avro import folder
 from cdc.cli.import_debezium import connector_of
-from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
+from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout
 from cdc.cli.output import print_json, progress, say
 from cdc.cli.patience import within
+from cdc.cli.shards import Shards, each
 from cdc.errors import ConfigurationError
 from cdc.outbox.table import create_sql
 from cdc.postgres.partitions import keep_rows_if_partitioned_sql
@@ -45,10 +46,27 @@ def init(
     ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print what a DBA must run, and do nothing.")] = False,
     timeout_s: Timeout = TIMEOUT_S,
+    shards: Shards = None,
     as_json: Json = False,
 ) -> None:
     """Create what the pipeline needs: role, publication, slot, topics, genesis position. Safe to run again."""
-    settings = settings_from(config, sets)
+    if shards is not None and from_debezium is not None:
+        raise ConfigurationError("a slot that is taken over cannot be divided into shards", "leave --shards out")
+    for settings in each(config, sets, shards):
+        _init(settings, create_table, existing, where, from_debezium, offsets_topic, sql, timeout_s, as_json)
+
+
+def _init(
+    settings: Settings,
+    create_table: bool,
+    existing: str | None,
+    where: str | None,
+    from_debezium: Path | None,
+    offsets_topic: str | None,
+    sql: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
     if existing not in (None, "skip", "publish"):
         msg = f"--existing {existing!r} is not known"
         raise ConfigurationError(msg, "use --existing publish or --existing skip")

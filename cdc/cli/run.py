@@ -11,6 +11,7 @@ from cdc import app
 from cdc.cli.garbage import seldom_collected
 from cdc.cli.log_options import LogFormat, LogLevel, start_logs
 from cdc.cli.options import Config, Sets, settings_from
+from cdc.cli.shards import Shards, each, run_all, stop_with_parent
 from cdc.observe.guard import Guard
 from cdc.observe.http import HttpServer
 from cdc.observe.watchdog import tell_systemd
@@ -28,8 +29,14 @@ def run(
     sets: Sets = None,
     log_format: LogFormat = "auto",
     log_level: LogLevel = "info",
-) -> None:
+    shards: Shards = None,
+) -> int:
     """Run the pipeline, until SIGTERM."""
+    if shards is not None:
+        each(config, sets, shards)  # what is wrong with the settings is told once
+        file = [] if config is None else ["--config", str(config)]
+        named = [part for setting in sets or () for part in ("--set", setting)]
+        return run_all([*file, *named, "--log-format", log_format, "--log-level", log_level], shards)
     settings = settings_from(config, sets)
     start_logs(log_format, log_level)
     schemas = app.schemas(settings)
@@ -37,6 +44,7 @@ def run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    stop_with_parent(stop)
     server = None
     if settings.http.address is not None:
         token = settings.http.token
@@ -51,6 +59,7 @@ def run(
     finally:
         if server is not None:
             server.stop()
+    return 0
 
 
 def _endpoint(watch: PipelineObserver, schemas: CurrentRegistry, token: Token | None) -> ASGIApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,10 @@ from cdc.audit.verify import Ends, Progress
 from cdc.audit.verify import verify as judged
 from cdc.avro import folder
 from cdc.cli.garbage import seldom_collected
-from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
+from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout
 from cdc.cli.output import console, print_json, progress, table
 from cdc.cli.patience import within
+from cdc.cli.shards import Shards, each
 from cdc.errors import AuditFailed, ConfigurationError
 from cdc.settings import Settings
 
@@ -29,19 +31,25 @@ def verify(
         str | None, typer.Option("--since", metavar="TIME", help="Only what was written from this time on, such as 2026-01-31T12:00:00Z.")
     ] = None,
     timeout_s: Timeout = TIMEOUT_S,
+    shards: Shards = None,
     as_json: Json = False,
 ) -> None:
     """Compare the outbox rows with the committed records; exit code 8 when rows are lost, doubled, torn or out of order."""
-    settings = settings_from(config, sets)
+    pipelines = each(config, sets, shards)
     since_ms = None if since is None else milliseconds(since)
+    verdict = Verdict()
     with seldom_collected(), progress("reading both ends") as step:
-        verdict = within(timeout_s, lambda: audit(settings, since_ms, timeout_s, step))
+        for settings in pipelines:
+            verdict.include(within(timeout_s, partial(audit, settings, since_ms, timeout_s, step)))
     show(verdict, as_json=as_json)
     conclude(verdict)
 
 
 def audit(settings: Settings, since_ms: int | None, timeout_s: float, step: Progress) -> Verdict:
     """Judge both ends of a pipeline."""
+    if settings.shard is not None and settings.topics.headers == "debezium":
+        msg = 'records with topics.headers = "debezium" do not tell which shard they are of, so a shard cannot be judged by itself'
+        raise ConfigurationError(msg, "compare ids, or use CloudEvents headers")
     publisher, subscriber, catalog = app.publisher(settings), app.subscriber(settings), app.catalog(settings)
 
     def running() -> bool:

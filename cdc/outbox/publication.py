@@ -41,7 +41,11 @@ def problems(name: str, seen: Published, table: Table, columns: Sequence[TableCo
         yield Problem(f"{named} does not publish inserts", hides=True)
     yield from _members(name, seen, table)
     shown = seen.shown or {}
-    if shown.get("rowfilter"):
+    row_filter = shown.get("rowfilter")
+    if table.part is not None and not (row_filter and table.part.same(row_filter)):
+        what = f"{named} does not choose the rows of shard {table.part.number}/{table.part.count}: they would be published twice, or never"
+        yield Problem(what, hides=True)
+    elif row_filter and table.part is None:
         yield Problem(f"{named} has a row filter: rows that it hides are never published", hides=True)
     if (attributes := shown.get("attnames")) is not None:
         hidden = sorted(_mapped(columns, mapping) - set(attributes))

@@ -7,6 +7,7 @@ alone, so that no UPDATE or DELETE of the application can be refused for want of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +28,44 @@ FAILOVER_SINCE = 170_000
 """PostgreSQL 17: the first whose standbys can keep a copy of a slot, so that it survives a promotion."""
 
 
+PARTS_SINCE = 150_000
+"""PostgreSQL 15: the first whose publications can choose rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A shard's rows: those whose key, by its hash, belongs to `number` of `count`.
+
+    A row filter may call immutable built-in functions only, and no cast goes through text. hash_record takes a value of any type
+    that can be hashed, NULL as well, by the functions that partitions by hash stand on: they stay what they are.
+    """
+
+    column: str
+    number: int
+    count: int
+
+    @property
+    def condition(self) -> sql.Composed:
+        """The rows, for WHERE."""
+        form = sql.SQL("((pg_catalog.hash_record(ROW({})) & 2147483647) % {}) = {}")
+        return form.format(sql.Identifier(self.column), self.count, self.number)
+
+    def same(self, row_filter: str) -> bool:
+        """Whether a publication's row filter, as the server prints it, is ours."""
+        return _bare(row_filter) == _bare(self.condition.as_string())
+
+
+def _bare(expression: str) -> str:
+    return re.sub(r'[\s()"]|pg_catalog\.', "", expression)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The outbox table, by its literal names."""
+    """The outbox table, by its literal names, and which part of it a shard publishes."""
 
     schema: str
     name: str
+    part: Part | None = None
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -45,9 +78,10 @@ class Table:
 
 def publication_sql(publication: str, table: Table) -> str:
     """Return the statement that makes the publication."""
+    rows = sql.SQL(" WHERE ({})").format(table.part.condition) if table.part else sql.SQL("")
     return (
-        sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert', publish_via_partition_root = true)")
-        .format(sql.Identifier(publication), table.identifier)
+        sql.SQL("CREATE PUBLICATION {} FOR TABLE {}{} WITH (publish = 'insert', publish_via_partition_root = true)")
+        .format(sql.Identifier(publication), table.identifier, rows)
         .as_string()
     )
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, PrivateAttr, model_validator
 
 from cdc.outbox.mapping import KEYS
+from cdc.settings.shards import LISTEN, ShardSetting, sharded
 from cdc.settings.values import (
     Column,
     ConnectionString,
@@ -257,7 +258,7 @@ class HttpSettings(_Frozen):
     """Table `[http]`."""
 
     listen: Listen = Field(
-        default="127.0.0.1:8642",
+        default=LISTEN,
         description='Address of the status page, /metrics, /health/live, /health/ready, /status and /registry; "off" for none.',
     )
 
@@ -297,6 +298,12 @@ class Settings(_Frozen):
         description="Name of the pipeline; slot, publication, topics and transactional.id follow from it.",
         examples=["shop"],
     )
+    shard: ShardSetting = Field(
+        default=None,
+        description="The part of the keys that this process publishes: `0/2` is the first of two. What is named after the pipeline is "
+        "then named after the shard (`shop_0of2`); see [sizing](sizing.md#shards). `--shards` of a command means all of them.",
+        examples=["0/2"],
+    )
     shutdown_grace: Duration = Field(
         default=timedelta(seconds=10),
         ge=timedelta(0),
@@ -317,6 +324,7 @@ class Settings(_Frozen):
     def _derive(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the sources held
         if not isinstance(data, dict):
             return data
+        data = sharded(data, DERIVED)
         tree = {**data, "kafka": {**KAFKA_DEFAULTS, **data.get("kafka", {})}}
         for (section, key), template in DERIVED.items():
             table = tree.get(section, {})
@@ -329,6 +337,14 @@ class Settings(_Frozen):
         if self.outbox.payload == "avro" and self.topics.value == "json":
             what = "cannot make JSON of payloads that are already encoded"
             raise Wrong(what, 'set topics.value = "avro", or outbox.payload = "json"')
+        return self
+
+    @model_validator(mode="after")
+    def _shard_can_be_told(self) -> Self:
+        if self.shard is not None and self.outbox.message_prefix is not None:
+            raise Wrong("cannot publish messages: every shard would", "leave outbox.message_prefix out, or run one pipeline without shards")
+        if self.shard is not None and self.outbox.retention is not None:
+            raise Wrong("cannot delete rows that other shards have yet to publish", "leave outbox.retention out, and drop old partitions")
         return self
 
     @property
