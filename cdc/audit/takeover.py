@@ -115,7 +115,10 @@ class Takeover:
         self.told = _Told()
         try:
             self._readable()
-            slot = self.stream.look().slot
+            server = self.stream.look()
+            slot = server.slot
+            if server.in_recovery:
+                raise ContinuityError("the server is in recovery (a standby)", "connect to the primary: target_session_attrs=read-write")
             if slot is None or slot.plugin != "pgoutput" or slot.confirmed_flush_lsn is None:
                 what = "does not exist: it may have been dropped with the connector" if slot is None else "is not one of pgoutput"
                 raise ContinuityError(f"slot {draft.slot!r} {what}", "begin with a new slot: `cdc init --existing publish` or `skip`")

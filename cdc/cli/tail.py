@@ -18,7 +18,8 @@ from cdc.cli.output import say
 from cdc.errors import InvalidEvent, KafkaRefused, Retriable
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Seen, Subscriber
-from cdc.outbox.mapping import topics_of
+from cdc.outbox.mapping import KEYS, OutboxMapping, topics_of
+from cdc.outbox.router import fill
 from cdc.settings import Settings
 
 
@@ -33,12 +34,12 @@ def tail(
     """Show decoded events as they are committed; personal fields are masked."""
     settings = settings_from(config, sets)
     registry = app.schemas(settings).registry
-    subscriber = app.subscriber(settings)
+    subscriber, mapping = app.subscriber(settings), app.mapping(settings)
     try:
         chosen = topics or routed(settings, subscriber)
         say(f"reading {', '.join(chosen)}")
         for count, seen in enumerate(_records(subscriber, chosen, from_beginning=from_beginning), 1):
-            document = described(seen, registry)
+            document = described(seen, registry, mapping)
             print(orjson.dumps(document).decode() if as_json else _line(document), flush=True)
             if count == limit:
                 return
@@ -60,7 +61,7 @@ def routed(settings: Settings, subscriber: Subscriber) -> list[str]:
     return found
 
 
-def described(seen: Seen, registry: Registry) -> dict[str, Any]:
+def described(seen: Seen, registry: Registry, mapping: OutboxMapping) -> dict[str, Any]:
     """Return a record as a document: its place, its headers, its decoded and masked value."""
     headers = {name: None if value is None else value.decode(errors="replace") for name, value in seen.headers}
     document: dict[str, Any] = {
@@ -74,14 +75,26 @@ def described(seen: Seen, registry: Registry) -> dict[str, Any]:
     if seen.value is None:
         return {**document, "value": None}
     try:
-        if headers.get("content-type") == "application/json":
-            subject, value = (headers.get("ce_dataschema") or "").rpartition("/")[0], orjson.loads(seen.value)
+        if headers.get("content-type", "application/json" if mapping.value == "json" else "") == "application/json":
+            subject, value = _subject(headers, mapping), orjson.loads(seen.value)
         else:
             value, version = Decoder(registry).decode_with_version(seen.value)
             subject = version.subject
     except (InvalidEvent, ValueError) as error:
         return {**document, "value": MASK, "error": str(error) if isinstance(error, InvalidEvent) else "the value is not JSON"}
     return {**document, "value": masked(_plain(value), registry.settings_of(subject).personal)}
+
+
+def _subject(headers: dict[str, str | None], mapping: OutboxMapping) -> str:
+    """Return the subject of a JSON value: its header tells it, or what is placed beside the id; raises InvalidEvent."""
+    if dataschema := headers.get("ce_dataschema"):
+        return dataschema.rpartition("/")[0]
+    said = {key: headers.get(name) for key in KEYS for name, column in mapping.placed.items() if mapping.column(key) == column}
+    try:
+        return fill(mapping.subject, {key: None if text is None else text.encode() for key, text in said.items()})
+    except InvalidEvent:
+        msg = "no header tells the schema, and so which fields are personal"
+        raise InvalidEvent("mapping", msg, "place the type in one: topics.placement") from None
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a schema holds

@@ -32,6 +32,11 @@ def test_records_as_debezium_makes_them_and_every_command_finds_their_ids(pipeli
         assert event.key == b"k"
     assert verified(pipeline) == {"rows": 6, "events": 5, "dead_letters": 1}
 
+    tailed = pipeline.here("tail", "--from-beginning", "--json", "--limit", "1")
+    assert json.loads(tailed.out)["value"] == {"n": 1, "text": "ä"}
+    untold = pipeline.here("tail", "--from-beginning", "--json", "--limit", "1", "--set", "topics.placement=")
+    assert json.loads(untold.out)["value"] == "***"
+
     letters = json.loads(pipeline.here("dead-letters", "list", "--json").out.splitlines()[-1])
     [bad] = pipeline.execute("SELECT id::text FROM outbox WHERE jsonb_typeof(payload -> 'n') = 'string'")
     assert bad[0] in json.dumps(letters)

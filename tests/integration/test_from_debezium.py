@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import tomllib
 from collections import Counter
@@ -19,12 +20,21 @@ from cdc.devstack.connect import ConnectWorker, debezium
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.table import create_sql
 from cdc.postgres.slot import Table
+from tests.docs.pages import ROOT, blocks
 from tests.pipeline import Pipeline
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
 
 KEYS = 20
+
+GUIDE = [
+    shlex.split(line)
+    for block in blocks(ROOT / "docs" / "from-debezium.md")
+    for line in block.text.splitlines()
+    if line.startswith(("cdc import-debezium", "cdc init"))
+]
+"""What the guide tells people to type, done here."""
 
 
 @contextmanager
@@ -64,6 +74,9 @@ def test_a_running_debezium_under_load_is_replaced_without_gap_or_duplicate(pipe
     connector = str(pipeline.folder / "connector.json")
     Path(connector).write_text(json.dumps({"name": "outbox", "config": config}))
 
+    names = {"connector.json": connector, "connect-offsets": f"{name}-offsets"}
+    said = {words[1]: [names.get(word, word) for word in words[1:]] for words in GUIDE}
+
     with ConnectWorker(pipeline.bootstrap, name, folder=pipeline.folder / "connect") as worker:
         worker.start()
         worker.put("outbox", config)
@@ -73,11 +86,12 @@ def test_a_running_debezium_under_load_is_replaced_without_gap_or_duplicate(pipe
             wait_for(lambda: len(pipeline.events()) > total // 4, 600, "the connector is well under way")
             worker.stop_connector("outbox")
             before = len(pipeline.events())
-            assert main(["import-debezium", connector, "--output", str(pipeline.folder / "new.toml")]) == 0
+            assert main([*said["import-debezium"], "--output", str(pipeline.folder / "new.toml")]) == 0
             taken = tomllib.loads((pipeline.folder / "new.toml").read_text())
             for table in ("postgres", "outbox", "topics"):
                 pipeline.settings |= {f"{table}.{key}": value for key, value in taken[table].items() if key != "dsn"}
-            pipeline.init("--from-debezium", connector, "--offsets-topic", f"{name}-offsets", create_table=False)
+            taken_over = pipeline.here(*said["init"])
+            assert taken_over.code == 0, taken_over.err
             pipeline.started()
             wait_for(lambda: reached[0] > total, 600)
         numbers = range(1, reached[0])

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.errors import CdcError
 from cdc.observe.exposition import Exposition
 from cdc.observe.observer import PipelineObserver
+from cdc.outbox import retention as module
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.retention import CONFIRMED_POLL_S, FAILED_S, Report, Retention, retained
 from cdc.outbox.table import create_sql
@@ -206,6 +207,32 @@ def test_old_partitions_are_dropped_whole_once_they_are_confirmed(pipeline: Pipe
     pipeline.wait_numbers(range(1, 53))
     assert told.errors == []
     assert verified(pipeline) == {"rows": 2, "events": 52, "deleted": 50}
+
+
+def test_a_detachment_that_was_cut_short_is_finished(database: str, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATEMENT_TIMEOUT", "200ms")
+    old = "CREATE TABLE outbox_{0} PARTITION OF outbox FOR VALUES FROM ('2000-0{0}-01') TO ('2000-0{0}-02')"
+    with Pipeline(tmp_path, unique, database, "") as pipeline, psycopg.connect(database) as reader:
+        pipeline.execute(PARTITIONED)
+        pipeline.execute(old.format(1))
+        retention, told = cleaner(pipeline)
+        reader.execute("SELECT FROM outbox")
+        assert retention.step() == FAILED_S
+        assert pipeline.execute("SELECT inhdetachpending FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == [(True,)]
+        reader.rollback()
+        wait_for(lambda: retention.step() == CONFIRMED_POLL_S, 30, "it waits for the slot, before it drops it")
+        assert pipeline.execute("SELECT FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == []
+
+        pipeline.execute("DROP TABLE outbox_1")
+        pipeline.execute(old.format(2))
+        pipeline.execute("CREATE TABLE outbox_rest PARTITION OF outbox DEFAULT")
+        retention.close()
+        wait_for(lambda: retention.step() == CONFIRMED_POLL_S, 30)
+        assert pipeline.execute("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == [
+            ("outbox_rest",)
+        ]
+        assert len(told.errors) == 1
+        retention.close()
 
 
 def test_partitions_of_another_owner_are_emptied_by_rights_on_the_table_alone(pipeline: Pipeline) -> None:
