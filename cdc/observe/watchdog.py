@@ -72,5 +72,6 @@ def tell_systemd(message: str) -> None:
         return
     address = "\0" + path[1:] if path.startswith("@") else path
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)  # who does not read is not waited for
         out.connect(address)
         out.sendall(message.encode())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +20,12 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.servers
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
 def metric(pipeline: Pipeline, name: str, port: int | None = None) -> float | None:
     """One sample of `/metrics`, its labels as they are written there; None when it is not there."""
     found = re.search(rf"^{re.escape(name)} (\S+)$", pipeline.get("/metrics", port)[1], re.MULTILINE)
@@ -23,11 +33,16 @@ def metric(pipeline: Pipeline, name: str, port: int | None = None) -> float | No
 
 
 def test_each_end_turns_it_red_and_a_standby_says_what_it_is(
-    pipelines: Pipelines, spare_postgres: PostgresServer, spare_kafka: KafkaBroker, spare_database: str
+    pipelines: Pipelines, spare_postgres: PostgresServer, spare_kafka: KafkaBroker, spare_database: str, tmp_path: Path, stack: ExitStack
 ) -> None:
     pipeline = pipelines(spare_database, spare_kafka.bootstrap_servers)
+    systemd = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    systemd.bind(str(tmp_path / "notify"))
+    systemd.settimeout(30)
     pipeline.init()
-    pipeline.started()
+    pipeline.start(environment_={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    assert systemd.recv(1000) == b"READY=1"
+    pipeline.wait_ready()
     other = pipeline.another_port()
     pipeline.start(port=other)
 
@@ -62,3 +77,4 @@ def test_each_end_turns_it_red_and_a_standby_says_what_it_is(
     wait_for(pipeline.ready, 60, "green again")
     pipeline.wait_numbers([1])
     wait_for(lambda: metric(pipeline, "cdc_failures_in_a_row") == 0, 30, "it is over as soon as something is published")
+    wait_for(lambda: systemd.recv(1000).endswith(b"STATUS=streaming"), 30, "systemd was told")
