@@ -1,5 +1,6 @@
 """Consumers that apply each event once: the other side of the topic.
 
+    import psycopg
     from cdc.consumer import Consumer, Event
 
     shop = Consumer(
@@ -11,7 +12,7 @@
     )
 
     @shop.on("OrderPlaced")
-    def reserve(event: Event, connection):
+    def reserve(event: Event, connection: psycopg.Connection) -> None:
         for line in event.value["lines"]:
             connection.execute("UPDATE stock SET pieces = pieces - %s WHERE sku = %s", (line["quantity"], line["sku"]))
 
@@ -52,14 +53,16 @@ SETTINGS: `Consumer(name, ..)`
     kafka=           librdkafka's properties; offsets, isolation and the group are ours
     instance=        a name that stays over restarts (a pod's ordinal): the partitions are kept while it restarts
     inbox=           "events"; "high-water" keeps one row for each partition in place of one for each event; "off"
-    retention=       how long markers are kept (30 days); warned of when a topic holds events longer
+    retention=       how long markers are kept (30 days); warned of when a topic holds events longer, together with
+                     replay=, how far back beyond that you promise to take events that come again
     batch=           records in one database transaction, 1 by default; tried one by one when that fails
-    workers=         threads; at most one job for each partition
+    workers=         threads; at most one job for each partition. processes= is for handlers' compute
     in_flight=       records in memory, rate= records a second
     retry_topics=    True: failed records wait in topics of their own and let later ones pass; False (default): they keep the order
     after_parked=    "flag": later events of a parked event's key go on, and it is told `newer_applied` when it comes back;
                      "block": they are parked behind it
     unparkable=      "stop" (default): a record that cannot be parked stops its partition, visibly; "skip": it is left out and counted
+    dead_letter_topic=   in place of cdc.NAME.dead-letter
     create=          Create(partitions, replication_factor, min_insync_replicas) makes the consumer's own topics
     observer=        who is told; cdc.observe.consumers.ConsumerMetrics shows it to Prometheus
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ import psycopg
 import pytest
 
 from cdc.consumer import Consumer, Event, Retry, Unprocessable
+from cdc.devstack.process import start
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, write_effect
-from tests.pipeline import consume
+from tests.pipeline import consume, sizes
 from tests.waiting import wait_for
 
 QUICK = Retry.fixed(0.02, attempts=2)
@@ -188,3 +191,113 @@ def test_attempts_are_kept_over_a_restart(shop: Line) -> None:
         wait_for(lambda: shop.committed() == 1, what="it is parked")
     assert attempts[before:] == [kept + 1]
     wait_for(lambda: not shop.execute("SELECT attempts FROM consumer_attempts"), what="they are forgotten")
+
+
+def test_retry_topics_let_later_records_pass_and_keep_the_number(shop: Line) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(retry=Retry.listed(0.3, 0.3), retry_topics=True, instance="a")
+    calls: list[tuple[int, int]] = []
+
+    @consumer.on("Thing")
+    def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
+        calls.append((event.value["n"], event.attempt))
+        if event.value["n"] == 0 or (event.value["n"] == 1 and event.attempt < 3):
+            raise ConnectionError
+        write_effect(event, connection)
+
+    shop.publish(*[event(n) for n in range(4)])
+    with consuming(consumer):
+        shop.wait_effects([2, 3, 1], 60)
+        wait_for(lambda: consume(shop.bootstrap, [consumer.names.dead_letter]), what="the hopeless one is parked")
+    assert [attempt for n, attempt in calls if n == 0] == [1, 2, 3]
+    [letter] = letters(consume(shop.bootstrap, [consumer.names.dead_letter]))
+    assert (letter["cdc.attempts"], letter["__connect.errors.topic"], letter["__connect.errors.offset"]) == ("3", shop.topic, "0")
+
+
+def doubled(value: dict[str, int]) -> int:
+    """A computation for a process of its own."""
+    return 2 * value["n"]
+
+
+def test_computations_and_priorities_with_workers(shop: Line) -> None:
+    topics = {f"{shop.name}.mail": "low", f"{shop.name}.pay": "critical"}
+    for topic in topics:
+        shop.make_topic(name=topic)
+        shop.publish(*[event(n, event_id=f"{topic}-{n}") for n in range(20)], topic=topic)
+    consumer = shop.consumer(topics=topics, processes=1, workers=2, worker_limits={"low": 1}, batch=5)
+    got: dict[str, list[int]] = {topic: [] for topic in topics}
+    consumer.on("Thing", name="both", compute=doubled)(lambda event: got[event.topic].append(event.prepared))
+    with consuming(consumer):
+        wait_for(lambda: all(shop.committed(topic=topic) == 20 for topic in topics), 60, "both are through")
+    assert list(got.values()) == [[2 * n for n in range(20)]] * 2
+
+
+def test_the_pages_consumer_runs_as_it_stands(shop: Line, tmp_path: Path) -> None:
+    """The example of the manual, as a process of its own, killed and started again."""
+    page = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text(encoding="utf-8")
+    source = page.split("```python\n")[1].split("```")[0]
+    for old, new in (
+        ("outbox.event.Order", shop.topic),
+        ("OrderPlaced", "Thing"),
+        ('event.value["lines"]', '[{"quantity": 1, "sku": "book"}]'),
+    ):
+        assert old in source
+        source = source.replace(old, new)
+    (tmp_path / "inventory.py").write_text(source.replace('"inventory"', f'"{shop.name}"').replace('"inventory-1"', f'"{shop.name}-1"'))
+    shop.execute("CREATE TABLE stock AS SELECT 'book' AS sku, 100 AS pieces")
+    shop.make_topic()
+    command = [sys.executable, str(tmp_path / "inventory.py"), shop.bootstrap, shop.dsn]
+    pieces = "SELECT pieces FROM stock"
+    shop.publish(*[event(n) for n in range(10)])
+    first = start(command, tmp_path / "first.log", dies_with_us=True, cwd=tmp_path)
+    wait_for(lambda: shop.execute(pieces)[0][0] <= 95, 60, "it works")
+    first.kill()
+    first.wait()
+    shop.publish(*[event(n) for n in range(20)])
+    second = start(command, tmp_path / "second.log", dies_with_us=True, cwd=tmp_path)
+    wait_for(lambda: shop.execute(pieces) == [(80,)] and shop.committed() == 30, 60, "all is settled")
+    second.terminate()
+    assert second.wait(30) == 0
+    assert shop.execute(pieces) == [(80,)]
+
+
+def test_fifty_orders_at_once_for_the_last_ten_pieces(shop: Line) -> None:
+    shop.make_topic(partitions=4)
+    shop.execute("CREATE TABLE stock (pieces int CHECK (pieces >= 0))")
+    shop.execute("INSERT INTO stock VALUES (10)")
+    shop.execute("CREATE TABLE refused (n int)")
+    consumer = shop.consumer(workers=4, batch=10)
+
+    @consumer.on("Thing")
+    def reserve(event: Event, connection: psycopg.Connection[Any]) -> None:
+        if connection.execute("UPDATE stock SET pieces = pieces - 1 WHERE pieces > 0").rowcount:
+            write_effect(event, connection)
+        else:
+            connection.execute("INSERT INTO refused VALUES (%s)", (event.value["n"],))
+
+    shop.publish(*[event(n, partition=n % 4) for n in range(50)])
+    with consuming(consumer):
+        wait_for(lambda: sum(shop.committed(number) for number in range(4)) == 50, 60, "all are through")
+    refused = [n for (n,) in shop.execute("SELECT n FROM refused")]
+    assert shop.execute("SELECT pieces FROM stock") == [(0,)]
+    assert len(shop.effects()) == 10
+    assert sorted([*shop.effects(), *refused]) == list(range(50))
+
+
+@sizes(300, 30_000)
+def test_a_tenth_of_all_calls_fails(shop: Line, size: int) -> None:
+    shop.make_topic(partitions=2)
+    chance = random.Random(7)
+    consumer = shop.consumer(retry=Retry.fixed(0.005, attempts=30), batch=20)
+
+    @consumer.on("Thing")
+    def shaky(event: Event, connection: psycopg.Connection[Any]) -> None:
+        write_effect(event, connection)
+        if chance.random() < 0.1:
+            raise ConnectionError
+
+    shop.publish(*[event(n, partition=n % 2) for n in range(size)])
+    with consuming(consumer):
+        wait_for(lambda: shop.committed(0) + shop.committed(1) == size, 1200, "all are through")
+    for parity in (0, 1):
+        assert [n for n in shop.effects() if n % 2 == parity] == list(range(parity, size, 2))

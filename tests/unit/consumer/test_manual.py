@@ -1,0 +1,36 @@
+"""`help(cdc.consumer)` reads like a manual: it names all that can be set, and the first example of the pages is well typed."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cdc.consumer
+from cdc.consumer import Consumer
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_help_names_every_setting() -> None:
+    manual = cdc.consumer.__doc__ or ""
+    for function in (Consumer.__init__, Consumer.on):
+        for name in inspect.signature(function).parameters:
+            if name not in {"self", "name", "event"}:
+                assert name in manual, name
+    for name in ("Unprocessable", "TryAgain", "idempotency_key", "newer_applied", "create_tables"):
+        assert name in manual
+
+
+@pytest.mark.soak
+def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "consuming.md").read_text(encoding="utf-8")
+    sample = tmp_path / "inventory.py"
+    sample.write_text(page.split("```python\n")[1].split("```")[0])
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(sample)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)})
+    assert done.returncode == 0, done.stdout
