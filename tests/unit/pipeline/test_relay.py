@@ -6,9 +6,10 @@ import pytest
 
 from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable, StoppedByPolicy, TransactionTimedOut
 from cdc.event import Route
+from cdc.outbox.mapping import NAME_LIMIT
 from cdc.outbox.router import Router
 from cdc.pipeline import relay as module
-from cdc.pipeline.parking import Policy
+from cdc.pipeline.parking import Policy, _correlation_id
 from cdc.pipeline.relay import IDLE_WAIT_S, ROUTES_KEPT_S, Relay
 from cdc.position import Lsn
 from cdc.postgres.pgoutput import Begin
@@ -387,3 +388,23 @@ def test_rows_that_come_while_a_commit_settles_share_the_next_one() -> None:
     stage.relay._batch._usual_s = 1.0
     stage.steps(transaction(0x120, "b"), transaction(0x130, "c"))
     assert stage.kept == [["a"], ["b", "c"]]
+
+
+def test_what_is_under_way_is_told_before_it_is_handed_over() -> None:
+    """Also of a large transaction, which is produced as it comes; the oldest row is the first one of the Kafka transaction."""
+    stage, when_ms = Stage(), 1_800_000_000_000
+    large = transaction(1300, *"cdefg")
+    stage.steps([*transaction(1100, "a", "b"), *large[:-1]], large[-1:])
+    assert stage.heard.waiting == [(2 + LARGE, when_ms), (LARGE, when_ms), (LARGE + 1, when_ms)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        (b'{"correlationid": "c-1", "tenant": "a"}', "c-1"),
+        *((wrong, "") for wrong in (None, b"{}", b"[]", b"no json", b'{"correlationid": 7}', b"[" * 100_000)),
+        (b'{"correlationid": "' + b"x" * 1000 + b'"}', "x" * NAME_LIMIT),
+    ],
+)
+def test_a_dead_letter_is_told_with_what_its_row_belongs_to(headers: bytes | None, told: str) -> None:
+    assert _correlation_id(headers) == told
