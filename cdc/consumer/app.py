@@ -222,12 +222,14 @@ class Consumer:
         """
         if not self._handlers:
             raise ConfigurationError(f"consumer {self.name} has no handler", "declare one with on(..)")
-        self._stop.clear()
         with self._signals() if signals and threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
-            self._run(grace)
+            try:
+                self._run(grace)
+            finally:
+                self._stop.clear()
 
     def stop(self) -> None:
-        """Let `run` end; may be called by any thread and more than once."""
+        """Let `run` end, or not begin; may be called by any thread."""
         self._stop.set()
         driver = self._driver
         if driver is not None:

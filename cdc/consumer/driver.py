@@ -26,7 +26,8 @@ from cdc.consumer.lane import Handle, Handled, Job, Load, Loaded, Move, Moved, N
 from cdc.consumer.loop import Loop
 from cdc.consumer.ports import Observer
 from cdc.consumer.worker import Workers
-from cdc.kafka.client import Notes, fault_of, make
+from cdc.errors import KafkaRefused
+from cdc.kafka.client import Notes, fault_of, make, raised
 from cdc.kafka.faults import Code, Remedy, exception, remedy
 from cdc.kafka.properties import Properties
 from cdc.kafka.subscriber import Seen
@@ -203,8 +204,11 @@ class Driver:
     # Kafka
 
     def _fetch(self, wait_s: float) -> None:
-        messages = self._kafka.consume(1, wait_s) if wait_s else []
-        messages += self._kafka.consume(FETCH, 0)
+        try:
+            messages = self._kafka.consume(1, wait_s) if wait_s else []
+            messages += self._kafka.consume(FETCH, 0)
+        except KafkaException as failure:
+            raise raised(failure, "consuming", transactional=False) from None
         records = []
         for message in messages:
             error = message.error()
@@ -218,6 +222,8 @@ class Driver:
     def _told_by_kafka(self, message: Message, error: KafkaError) -> None:
         """Take what is no record; raises for what nothing heals."""
         fault = fault_of(error)
+        if fault.fatal or fault.code == Code.FATAL:
+            raise KafkaRefused(f"Kafka, while consuming: {fault}", "give each process of a consumer an instance name of its own")
         if fault.code == Code.PARTITION_EOF:
             topic, partition, offset = message.topic(), message.partition(), message.offset()
             assert topic is not None, "an EOF has a place"
@@ -239,7 +245,11 @@ class Driver:
         self._loop.committing = bool(offsets)
         if offsets:
             self._commit_since = now
-            self._kafka.commit(offsets=_partitions(offsets), asynchronous=True)
+            try:
+                self._kafka.commit(offsets=_partitions(offsets), asynchronous=True)
+            except KafkaException as error:
+                self._loop.committing = False
+                self._hitch(f"offsets were not committed: {fault_of(error.args[0]).name}")
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         self._loop.committing = False

@@ -142,7 +142,8 @@ class Event:
     and `source` together name the event everywhere and for ever; `sequence` sorts as text in commit order (empty when the
     writer has none). `schema_version` is the version that wrote it. `attempt` counts from 1. `replay` says why an event comes
     again (`replay:ID`, `rewind:GENERATION`, `redrive:ID`), empty for a live one. `newer_applied` is set for a dead letter that
-    comes back when a later event of its key was applied meanwhile. `prepared` is what the handler's `compute` returned.
+    comes back when a later event of its key was applied meanwhile. `prepared` is what the handler's `compute` returned, `marker` the
+    handler's name in the inbox.
 
     `idempotency_key` is the same in every attempt, process and replay, and another one for each handler: hand it to whatever
     outside of the database can tell by it that the call was made before. The repr shows no data.
@@ -164,13 +165,18 @@ class Event:
     attempt: int = 1
     replay: str = ""
     newer_applied: bool = False
-    idempotency_key: str = ""
     prepared: Any = None
+    marker: str = ""
 
     @property
     def correlation_id(self) -> str:
         """The id that all events of one business transaction share; the event's own id when the writer gave none."""
         return self.headers.get("correlationid") or self.headers.get("correlation_id") or self.id
+
+    @property
+    def idempotency_key(self) -> str:
+        """What names this event's handling by this handler, for ever: 64 hex digits."""
+        return idempotency_key(self.marker, self.source, self.id)
 
     @property
     def traceparent(self) -> str:

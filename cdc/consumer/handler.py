@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from cdc.avro.decoder import Decoder, MalformedError
-from cdc.consumer.event import FOR_HANDLERS, Envelope, Event, envelope, idempotency_key, key_id
+from cdc.consumer.event import FOR_HANDLERS, Envelope, Event, envelope, key_id
 from cdc.consumer.retry import Retry
 
 if TYPE_CHECKING:
@@ -74,20 +74,23 @@ class Reader:
             if handler.type != ANY:
                 self._by_type.setdefault(handler.type, []).append(handler)
         self._decoders: dict[tuple[str, int | None], Decoder] = {}
+        self._plain = Decoder(registry) if registry is not None else None
 
     def __repr__(self) -> str:
         return f"<Reader of {len(self._by_type)} types>"
 
     def renewed(self, registry: Registry) -> None:
         """Take a newer copy of the schema folder."""
-        self.registry = registry
+        self.registry, self._plain = registry, Decoder(registry)
         self._decoders = {}
 
     def handlers(self, told: Envelope, value: bytes | None) -> list[Handler]:
         """Return who takes a record; a record that does not tell its type is told by its schema's subject."""
         kind = told.type or self._subject(value)
         chosen = [*self._by_type.get(kind, ()), *self._wild]
-        meant = set(filter(None, told.headers.get(FOR_HANDLERS, "").split(",")))
+        if FOR_HANDLERS not in told.headers:
+            return chosen
+        meant = set(filter(None, told.headers[FOR_HANDLERS].split(",")))
         # A handler that has another name by now is none of those that are done: all are asked, and the inbox tells.
         known = meant <= {handler.name for handler in chosen}
         return [handler for handler in chosen if handler.name in meant] if meant and known else chosen
@@ -124,7 +127,7 @@ class Reader:
                 timestamp_ms=seen.timestamp_ms,
                 attempt=attempt,
                 replay=told.replay,
-                idempotency_key=idempotency_key(handler.marker, told.source, told.id),
+                marker=handler.marker,
             )
             units.append(Unit(event, handler, key if told.redriven or key in watched else None))
         return units
@@ -135,12 +138,12 @@ class Reader:
             return None, 0
         if told.headers.get("content-type") == "application/json":
             return _json(value), _version_in(told.headers)
-        if self.registry is None:
+        if self.registry is None or self._plain is None:
             if not value:
                 msg = "a value of 0 bytes is no event"
                 raise MalformedError(msg)
             return value, 0
-        subject = Decoder(self.registry).version_of(value).subject
+        subject = self._plain.version_of(value).subject
         decoder = self._decoders.get((subject, version))
         if decoder is None:
             number = version or self.registry.latest(subject).number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from cdc.consumer import Consumer, Event, Retry, Unprocessable
 from cdc.devstack.process import start
+from cdc.errors import KafkaRefused
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, write_effect
 from tests.pipeline import consume, sizes
@@ -301,3 +303,27 @@ def test_a_tenth_of_all_calls_fails(shop: Line, size: int) -> None:
         wait_for(lambda: shop.committed(0) + shop.committed(1) == size, 1200, "all are through")
     for parity in (0, 1):
         assert [n for n in shop.effects() if n % 2 == parity] == list(range(parity, size, 2))
+
+
+def test_two_processes_with_one_instance_name(shop: Line) -> None:
+    shop.make_topic()
+    first, second = (shop.consumer(instance="a") for _ in range(2))
+    for consumer in (first, second):
+        consumer.on("Thing")(write_effect)
+    shop.publish(event(1))
+    refused: list[KafkaRefused] = []
+
+    def work() -> None:
+        try:
+            first.run()
+        except KafkaRefused as error:
+            refused.append(error)
+
+    older = threading.Thread(target=work)
+    older.start()
+    shop.wait_effects([1])
+    with consuming(second):
+        older.join(60)
+        shop.publish(event(2))
+        shop.wait_effects([1, 2])
+    assert "instance" in refused[0].fix

@@ -351,4 +351,6 @@ def test_whatever_comes_all_is_settled_once_and_in_order(seed: int, workers: int
             break
     for place in chaos.places:
         assert set(chaos.applied[place]) | chaos.parked[place] == set(range(chaos.END))
-        assert chaos.applied[place] == sorted(chaos.applied[place])
+        # A member that froze before its transaction may still apply a record that the next owner has parked: that one has no order.
+        kept = [offset for offset in chaos.applied[place] if offset not in chaos.parked[place]]
+        assert kept == sorted(kept)
