@@ -55,7 +55,7 @@ COMMANDS = {
         "cdc.cli.demo",
         "demo",
         "See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end.",
-        ("cdc demo --orders 20000", "cdc demo --keep --json"),
+        ("cdc demo --orders 20000", "cdc demo --keep --json", "cdc demo --seconds 60 --rate 500 --kill-consumers 5"),
         "Try it",
         "servers",
     ),
