@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -47,11 +48,18 @@ def init(
     sql: Annotated[bool, typer.Option("--sql", help="Print what a DBA must run, and do nothing.")] = False,
     timeout_s: Timeout = TIMEOUT_S,
     shards: Shards = None,
+    instead_of: Annotated[
+        int | None,
+        typer.Option("--instead-of", metavar="N", min=0, help="With --shards: take over from N running shards, from one pipeline with 0."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create what the pipeline needs: role, publication, slot, topics, genesis position. Safe to run again."""
     if shards is not None and from_debezium is not None:
         raise ConfigurationError("a slot that is taken over cannot be divided into shards", "leave --shards out")
+    if instead_of is not None:
+        _instead_of(each(config, sets, instead_of or None), each(config, sets, shards), as_json=as_json)
+        return
     for settings in each(config, sets, shards):
         _init(settings, create_table, existing, where, from_debezium, offsets_topic, sql, timeout_s, as_json)
 
@@ -94,6 +102,23 @@ def _init(
             position = within(timeout_s, lambda: make(plan, publisher, time.time_ns() // 1000, say, step))
     if as_json:
         print_json({"pipeline": settings.name, "slot": plan.slot, "publication": plan.publication, "end_lsn": str(position.end_lsn)})
+
+
+def _instead_of(old: list[Settings], new: list[Settings], *, as_json: bool) -> None:
+    """Let other shards begin where these end."""
+    from cdc.audit.reshard import Shard, reshard  # noqa: PLC0415 - only here
+
+    if {each.name for each in old} & {each.name for each in new}:
+        msg = f"these are the shards that are there already: {', '.join(each.name for each in new)}"
+        raise ConfigurationError(msg, "name another number with --shards")
+    with ExitStack() as opened:
+        before, after = (
+            [Shard(plan_of(each, create_table=False, skip=True), opened.enter_context(closing(app.publisher(each)))) for each in settings]
+            for settings in (old, new)
+        )
+        start = within(TIMEOUT_S, lambda: reshard(before, after, host=socket.gethostname(), now_us=time.time_ns() // 1000, say=say))
+    if as_json:
+        print_json({"pipelines": [each.name for each in new], "end_lsn": str(start)})
 
 
 def plan_of(settings: Settings, *, create_table: bool, skip: bool) -> Plan:

@@ -6,13 +6,17 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from cdc.postgres.slot import Part, Table, publication_sql
-from tests.pipeline import POSTGRES_VERSION, Pipeline, since
+from cdc.audit import reshard
+from cdc.postgres.slot import Administration, Part, Table, publication_sql
+from tests.pipeline import POSTGRES_VERSION, Pipeline, follow, since, sizes
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
@@ -111,3 +115,79 @@ def test_an_old_server_is_refused(pipeline: Pipeline) -> None:
     refused = pipeline.set(shard="0/2").here("init", "--create-table")
     assert refused.code == 3
     assert "PostgreSQL 15 or newer" in refused.line
+
+
+@since(15)
+@sizes(((0, 2), (2, 3)), ((0, 2), (2, 3), (3, 2), (2, 1), (1, 4), (4, 2)))
+def test_another_number_of_shards_begins_where_the_old_ones_end(pipeline: Pipeline, size: Sequence[tuple[int, int]]) -> None:
+    """From one pipeline to shards, and to other numbers of them, with a writer that never stops."""
+    pipeline.set(http__listen="off", topics__create__partitions=3)
+    pipeline.init()
+    pipeline.start()
+    written, stop = 0, threading.Event()
+
+    def write() -> None:
+        nonlocal written
+        with psycopg.connect(pipeline.dsn, autocommit=True) as connection:
+            while not stop.is_set():
+                with connection.transaction():
+                    for key in range(KEYS):
+                        pipeline.insert(written + key, key=f"key-{key}", on=connection)
+                written += KEYS
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for old, new in size:
+            before = len(pipeline.events())
+            wait_for(lambda before=before: len(pipeline.events()) > before, 60, "it streams")  # type: ignore[misc]
+            changed = pipeline.command("init", "--shards", str(new), "--instead-of", str(old), timeout_s=180)
+            assert changed.code == 0, changed.err
+            pipeline.terminate()
+            pipeline.start("--shards", str(new))
+    finally:
+        stop.set()
+        writer.join()
+    follow(pipeline.bootstrap, pipeline.topic, written, 120)
+    events = pipeline.events()
+    assert len(events) == len({event.n for event in events}) == written
+    by_key = defaultdict[bytes | None, list[tuple[int, int]]](list)
+    for event in events:
+        by_key[event.key].append((event.offset, event.n))
+    for of_key in by_key.values():
+        assert [n for _, n in sorted(of_key)] == sorted(n for _, n in of_key)
+    verified = pipeline.command("verify", "--shards", str(size[-1][1]), "--json")
+    assert verified.code == 0, verified.err
+    pipeline.stop()
+
+
+@since(15)
+@pytest.mark.parametrize("dies_at", ["before the first positions", "before the old slots are gone"])
+def test_a_change_that_died_is_run_again(pipeline: Pipeline, dies_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the proof of the barrier it begins anew; behind it, it goes on with the new slots and the rows that they hold."""
+    pipeline.set(http__listen="off")
+    pipeline.init()
+    pipeline.start()
+    pipeline.insert(1, 5, key="early")
+    wait_for(lambda: len(pipeline.events()) == 5, 60, "it streams")
+
+    def dies(*_: object, **__: object) -> None:
+        raise Died
+
+    if dies_at == "before the first positions":
+        monkeypatch.setattr(reshard, "Existing", dies)
+    else:
+        monkeypatch.setattr(Administration, "drop_slot", dies)
+    with pytest.raises(Died):
+        pipeline.here("init", "--shards", "2", "--instead-of", "0")
+    monkeypatch.undo()
+    pipeline.insert(6, 9, key="between")
+    again = pipeline.here("init", "--shards", "2", "--instead-of", "0")
+    assert again.code == 0, again.err
+    pipeline.insert(10, 12, key="late")
+    pipeline.start("--shards", "2")
+    pipeline.wait_numbers(range(1, 13))
+
+
+class Died(BaseException):
+    """Nobody catches it."""
