@@ -24,7 +24,8 @@ LOCK: Final = "SELECT sku, available FROM stock WHERE sku = ANY (%s) ORDER BY sk
 """Every order locks in one order, so that no two wait for each other."""
 
 TAKE: Final = """
-WITH wanted AS (INSERT INTO reservations SELECT %s, * FROM unnest(%s::text[], %s::bigint[]) RETURNING sku, quantity)
+WITH decided AS (INSERT INTO decisions VALUES (%s, true) RETURNING order_id),
+wanted AS (INSERT INTO reservations SELECT order_id, w.* FROM decided, unnest(%s::text[], %s::bigint[]) AS w RETURNING sku, quantity)
 UPDATE stock SET available = available - quantity FROM wanted WHERE stock.sku = wanted.sku"""
 
 GIVE_BACK: Final = """
@@ -51,11 +52,11 @@ def inventory(place: Place, *, batch: int = 50, workers: int = 1) -> Consumer:
         wanted = pieces(order.lines)
         available = dict(connection.execute(LOCK, (list(wanted),)).fetchall())
         short = short_of(wanted, available)
-        connection.execute("INSERT INTO decisions VALUES (%s, %s)", (order.orderId, short is None))
         if short is None:
             connection.execute(TAKE, (order.orderId, list(wanted), list(wanted.values())))
             append(connection, StockReserved(orderId=order.orderId))
         else:
+            connection.execute("INSERT INTO decisions VALUES (%s, false)", (order.orderId,))
             append(connection, StockRejected(orderId=order.orderId, sku=short))
 
     @consumer.on(OrderRejected)
