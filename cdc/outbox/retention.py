@@ -10,6 +10,7 @@ Rules.
   slot that nobody streams from confirms nothing here.
 - Writers never wait: rows that somebody has locked are skipped, every statement is a transaction of its own, a lock on the
   table is not waited for longer than LOCK_TIMEOUT, and a partition is detached CONCURRENTLY.
+- A shard deletes its own rows, by its own slot; nobody drops partitions then, because all shards have rows in each.
 - It works for at most SHARE of the time, and never rests because there is something to publish.
 - Where it fails, that is reported and tried again; publishing does not notice.
 
@@ -79,6 +80,11 @@ class Retained:
     table: Table
     column: str | None
     moment: sql.Composable
+
+    @property
+    def ours(self) -> sql.Composable:
+        """The rows that this pipeline publishes: all, or a shard's. A percent sign would be taken for a parameter."""
+        return sql.SQL("true" if self.table.part is None else self.table.part.condition.as_string().replace("%", "%%"))
 
 
 def retained(catalog: LiveCatalog, table: Table, mapping: OutboxMapping) -> Retained:
@@ -168,7 +174,7 @@ class Retention:
         while True:
             began, interval_s = self._clock(), self._age_s / SWEEPS_PER_AGE
             yield from self._drop_detached()
-            if kept.column is not None:
+            if kept.column is not None and self._table.part is None:
                 yield from self._detach_old(kept.column)
             [(pages,)] = self._ask(_PAGES, (self._table.schema, self._table.name))
             for first in range(0, pages, PAGES):
@@ -182,7 +188,7 @@ class Retention:
         here = (f"({first},0)", f"({first + PAGES},0)", self._age_s, ROWS)
         while True:
             began = self._clock()
-            chosen = self._ask(_CHOSEN.format(table=kept.table.identifier, moment=kept.moment), here)
+            chosen = self._ask(_CHOSEN.format(table=kept.table.identifier, moment=kept.moment, ours=kept.ours), here)
             spent_s = self._clock() - began
             if not chosen:
                 yield spent_s * (1 / SHARE - 1)
@@ -258,7 +264,7 @@ WHERE n.nspname = %s AND c.relname = %s"""
 
 _CHOSEN = sql.SQL("""
 SELECT t.tableoid::int8, t.ctid::text, t.xmin::text FROM {table} t
-WHERE t.ctid >= %s::tid AND t.ctid < %s::tid AND {moment} < now() - make_interval(secs => %s) LIMIT %s""")
+WHERE t.ctid >= %s::tid AND t.ctid < %s::tid AND {moment} < now() - make_interval(secs => %s) AND {ours} LIMIT %s""")
 
 _DELETED = sql.SQL("""
 WITH doomed AS (

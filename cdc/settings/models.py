@@ -343,8 +343,6 @@ class Settings(_Frozen):
     def _shard_can_be_told(self) -> Self:
         if self.shard is not None and self.outbox.message_prefix is not None:
             raise Wrong("cannot publish messages: every shard would", "leave outbox.message_prefix out, or run one pipeline without shards")
-        if self.shard is not None and self.outbox.retention is not None:
-            raise Wrong("cannot delete rows that other shards have yet to publish", "leave outbox.retention out, and drop old partitions")
         return self
 
     @property

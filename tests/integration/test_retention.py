@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.errors import CdcError
@@ -22,9 +23,9 @@ from cdc.outbox.retention import CONFIRMED_POLL_S, FAILED_S, Report, Retention, 
 from cdc.outbox.table import create_sql
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
-from cdc.postgres.slot import Table
+from cdc.postgres.slot import Part, Table, publication_sql
 from tests.integration.test_recover import verified
-from tests.pipeline import Pipeline, sizes
+from tests.pipeline import Pipeline, since, sizes
 from tests.waiting import POLL_S, wait_for
 
 pytestmark = pytest.mark.servers
@@ -56,7 +57,7 @@ class Told:
         self.errors.append(str(error))
 
 
-def cleaner(pipeline: Pipeline, report: Report | None = None) -> tuple[Retention, Told]:
+def cleaner(pipeline: Pipeline, report: Report | None = None, part: Part | None = None) -> tuple[Retention, Told]:
     """A cleaner of rows older than an hour that thinks it streams."""
     told = Told()
     made = Retention(
@@ -64,7 +65,7 @@ def cleaner(pipeline: Pipeline, report: Report | None = None) -> tuple[Retention
         application_name=f"cdc-{pipeline.name}",
         pipeline=pipeline.name,
         slot=pipeline.slot_name,
-        table=Table("public", "outbox"),
+        table=Table("public", "outbox", part),
         mapping=OutboxMapping(),
         age=timedelta(hours=1),
         active=lambda: True,
@@ -170,6 +171,33 @@ def test_field_case_73_cleanup_does_not_block_writers(pipeline: Pipeline, size: 
         wait_for(lambda: old_rows(pipeline) == 0, 60, "the next sweep takes them")
     pipeline.wait_confirmed()
     assert verified(pipeline) == {"rows": sum(written), "events": size + sum(written), "deleted": size}
+
+
+@since(15)
+def test_a_shard_deletes_its_own_rows_alone(database: str, tmp_path: Path, unique: str) -> None:
+    with Pipeline(tmp_path, unique, database, "") as pipeline:
+        pipeline.execute(create_sql(Table("public", "outbox"), OutboxMapping()))
+        pipeline.execute(OLD.replace("'k'", "'k' || n"), (1, 200))
+        part = Part("aggregateid", 0, 2)
+        pipeline.execute(publication_sql("shard", Table("public", "outbox", part)))
+        pipeline.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.slot_name,))
+        rows = sql.SQL("SELECT count(*) FILTER (WHERE {0}), count(*) FILTER (WHERE NOT {0}) FROM outbox").format(part.condition)
+        [(ours, theirs)] = pipeline.connection.execute(rows).fetchall()
+        assert min(ours, theirs) > 0
+        retention, told = cleaner(pipeline, part=part)
+        wait_for(lambda: retention.step() == CONFIRMED_POLL_S, 30, "it has chosen, and waits for the slot")
+        pipeline.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (pipeline.slot_name,))
+        link = PqLink(database, "holder", 60)
+        link.start(pipeline.slot_name, "shard", messages=False)
+        try:
+            wait_for(lambda: retention.step() is not None and told.rows == ours, 30)
+            for _ in range(10):
+                retention.step()
+        finally:
+            retention.close()
+            link.close()
+        assert pipeline.connection.execute(rows).fetchall() == [(0, theirs)]
+        assert (told.rows, told.errors) == (ours, [])
 
 
 def test_a_lock_on_the_table_is_not_waited_for(database: str, tmp_path: Path, unique: str) -> None:

@@ -53,7 +53,7 @@ def test_what_is_no_shard_is_refused(value: str) -> None:
         settings(shard=value)
 
 
-@pytest.mark.parametrize(("key", "value"), [("outbox__message_prefix", "outbox"), ("outbox__retention", "7d")])
+@pytest.mark.parametrize(("key", "value"), [("outbox__message_prefix", "outbox")])
 def test_what_shards_cannot_do_together_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match="shard"):
         settings(shard="0/2", **{key: value})
