@@ -35,12 +35,12 @@ UNIT = "cdc@shop"
 
 
 def commands() -> Iterator[list[str]]:
-    """The words of each command, without leading variables and what follows a redirection."""
+    """The words of each command, without leading variables."""
     for block in blocks(PAGE):
         if block.language == "sh" and block.mark != RUN:
             for line in block.text.replace("\\\n", " ").splitlines():
                 words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=.*", word)]
-                yield words[: words.index("2>>")] if "2>>" in words else words
+                yield words
 
 
 @cache
