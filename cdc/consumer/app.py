@@ -30,7 +30,7 @@ from cdc.consumer.inbox import DDL, Store
 from cdc.consumer.lane import Job, Result
 from cdc.consumer.loop import Limits, Loop, Rules
 from cdc.consumer.moving import Mover
-from cdc.consumer.names import Names, business_key, too_short, validator
+from cdc.consumer.names import Around, Names, business_key, surrounded, too_short, validator
 from cdc.consumer.names import called as as_called
 from cdc.consumer.ports import Log, Observer
 from cdc.consumer.retry import Retry
@@ -92,6 +92,7 @@ class Consumer:
         shares: Mapping[str, int] | None = None,
         worker_limits: Mapping[str, int] | None = None,
         observer: Observer | None = None,
+        around: Around | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"a consumer cannot be called {name!r}", "use letters, digits, dots, hyphens and underscores")
@@ -123,6 +124,7 @@ class Consumer:
         self._processes = processes
         self._worker_limits = dict(worker_limits or {})
         self._observer: Observer = observer or Log()
+        self._around = around
         self._handlers: list[Handler] = []
         self._dependencies: dict[str, _Dependency] = {}
         self._driver: Driver | None = None
@@ -169,7 +171,7 @@ class Consumer:
                     name=called,
                     marker=f"{self.name}.{called}",
                     type=kind,
-                    call=as_called(function, called),
+                    call=surrounded(as_called(function, called), called, self._around),
                     is_async=inspect.iscoroutinefunction(function),
                     version=version,
                     model=model,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Final
 
 from cdc.consumer.event import Event
 from cdc.consumer.retry import Retry
 from cdc.errors import ConfigurationError
+
+Around = Callable[[Event, str], AbstractContextManager[object]]
+"""What surrounds each call of a handler, by its event and name: a span, or the context of log lines."""
 
 _FIELD: Final = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
@@ -73,9 +77,34 @@ def called(function: Callable[..., Any], name: str) -> Callable[[Event, Any], An
     ]
     if any(each.kind is each.VAR_POSITIONAL for each in places) or len(places) == 2:  # noqa: PLR2004 - event and connection
         return function
+    if len(places) == 1 and inspect.iscoroutinefunction(function):
+
+        async def alone(event: Event, _: object) -> None:
+            await function(event)
+
+        return alone
     if len(places) == 1:
         return lambda event, _: function(event)
     raise ConfigurationError(f"handler {name!r} takes {len(places)} arguments", "let it take the event, and the connection if it needs it")
+
+
+def surrounded(call: Callable[[Event, Any], Any], name: str, around: Around | None) -> Callable[[Event, Any], Any]:
+    """Return a handler that is called inside of `around(event, name)`."""
+    if around is None:
+        return call
+    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(inspect.unwrap(call)):
+
+        async def inside_async(event: Event, connection: Any) -> Any:  # noqa: ANN401 - the handler's own
+            with around(event, name):
+                return await call(event, connection)
+
+        return inside_async
+
+    def inside(event: Event, connection: Any) -> Any:  # noqa: ANN401 - the handler's own
+        with around(event, name):
+            return call(event, connection)
+
+    return inside
 
 
 def validator(model: type) -> Callable[[Any], Any]:
