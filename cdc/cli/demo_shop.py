@@ -61,7 +61,7 @@ class Services:
         config.write_text(self.configuration("inventory", self.stack, pipeline_port))
         self.settings = load(config)
         init(config=config, create_table=True)
-        furnish(self.place, cups=max(10, round(expected_orders * SCARCE / 2)))
+        furnish(self.place, cups=max(10, round(expected_orders * SCARCE / 10)))
         topics = app.subscriber(settings).topics
         for topic in self.place.topics(ORDERS, STOCK, USERS):
             topics.create(topic, Create(3, 1, 1), {}, _nothing)

@@ -32,7 +32,7 @@ CLIENTS = {
     "confluent_kafka": {"kafka", "cli", "devstack", "audit", "consumer"},
     "psycopg": {"postgres", "outbox", "cli", "devstack", "audit", "consumer", "testing"},
     "prometheus_client": {"observe"},
-    "uvicorn": {"observe"},
+    "uvicorn": {"observe", "devstack"},
     "structlog": {"observe"},
     "typer": {"cli"},
 }

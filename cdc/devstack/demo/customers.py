@@ -27,7 +27,7 @@ TWICE_EACH: Final = 7
 LOOKS_EACH: Final = 5
 """Every so manieth customer opens the live page."""
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 """A customer looks at a page for so long."""
 
 TRIES: Final = 5
