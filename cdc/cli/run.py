@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from cdc import app
-from cdc.cli.garbage import seldom_collected
+from cdc.cli.garbage import seldom_collected, thrifty
 from cdc.cli.log_options import LogFormat, LogLevel, start_logs
 from cdc.cli.options import Config, Sets, settings_from
 from cdc.cli.shards import Shards, each, run_all, stop_with_parent
@@ -37,6 +37,7 @@ def run(
         file = [] if config is None else ["--config", str(config)]
         named = [part for setting in sets or () for part in ("--set", setting)]
         return run_all([*file, *named, "--log-format", log_format, "--log-level", log_level], shards)
+    thrifty()
     settings = settings_from(config, sets)
     start_logs(log_format, log_level)
     schemas = app.schemas(settings)

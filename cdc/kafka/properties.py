@@ -89,7 +89,7 @@ TRANSACTION_TIMEOUT_MS = 60_000
 SOCKET_TIMEOUT_MS = 10_000
 """When a silent link counts as lost. librdkafka's own choice for a transactional producer is the whole transaction timeout."""
 
-QUEUE_KBYTES = 8_192
+QUEUE_KBYTES = 4_096
 """Keys and values that may wait inside the producer; librdkafka's own default is 1 GB."""
 
 QUEUE_MESSAGES = 6_000

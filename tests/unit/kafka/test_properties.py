@@ -47,7 +47,7 @@ def test_the_producer_keeps_what_the_guarantee_rests_on() -> None:
     assert properties["transactional.id"] == "cdc-shop"
     assert properties["transaction.timeout.ms"] == 60_000
     assert properties["socket.timeout.ms"] == 10_000
-    assert properties["queue.buffering.max.kbytes"] == 8_192
+    assert properties["queue.buffering.max.kbytes"] == 4_096
     assert properties["partitioner"] == "murmur2_random"
     assert properties["delivery.report.only.error"] is True
     assert properties["allow.auto.create.topics"] is False
