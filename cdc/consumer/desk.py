@@ -93,12 +93,12 @@ class Desk:
             topic = self._names.dead_letter
             limit = self._mover.limit_bytes(topic)
             moved = dead_letter(topic, record, job.failure, consumer=self._consumer, attempts=job.attempts, limit_bytes=limit)
-            if self._store is not None:
-                # Before the letter: one that was written down and not parked only makes the next events of its key look twice.
-                self._store.park(record)
         else:
             due_ms = time.time_ns() // 1_000_000 + round(job.delay_s * 1000)
             moved = later(self._names.retry(job.attempts), record, job.failure, attempts=job.attempts, due_ms=due_ms)
+        if self._store is not None:
+            # Before the move: one that was written down and not moved only makes the next events of its key look twice.
+            self._store.park(record)
         self._mover.move(moved, {lane.place: record.offset + 1}, job.group)
 
 

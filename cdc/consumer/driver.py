@@ -317,7 +317,8 @@ class Driver:
             return None
         if lane.end is not None and not lane.pending and lane.end >= end:
             return 0
-        return None if lane.settled is None else max(0, end - lane.settled)
+        here = lane.settled if lane.settled is not None or not lane.pending else lane.pending[0].offset
+        return None if here is None else max(0, end - here)
 
 
 def _seen(message: Message) -> Seen:

@@ -81,9 +81,9 @@ class Envelope(NamedTuple):
         return whole(self.headers.get(TIMESTAMP))
 
     @property
-    def redriven(self) -> bool:
-        """Whether a dead letter has come back."""
-        return self.replay.startswith("redrive:")
+    def moved(self) -> bool:
+        """Whether it comes from a retry topic, or is a dead letter of this consumer that has come back."""
+        return ORIGIN in self.headers
 
 
 def envelope(seen: Seen) -> Envelope:
@@ -142,8 +142,8 @@ class Event:
     and `source` together name the event everywhere and for ever; `sequence` sorts as text in commit order (empty when the
     writer has none). `schema_version` is the version that wrote it. `attempt` counts from 1. `replay` says why an event comes
     again (`replay:ID`, `rewind:GENERATION`, `redrive:ID`), empty for a live one. `newer_applied` is set for a dead letter that
-    comes back when a later event of its key was applied meanwhile. `prepared` is what the handler's `compute` returned, `marker` the
-    handler's name in the inbox.
+    comes back, and for an attempt from a retry topic, when a later event of its key was applied meanwhile. `prepared` is what
+    the handler's `compute` returned, `marker` the handler's name in the inbox.
 
     `idempotency_key` is the same in every attempt, process and replay, and another one for each handler: hand it to whatever
     outside of the database can tell by it that the call was made before. The repr shows no data.
@@ -177,6 +177,11 @@ class Event:
     def idempotency_key(self) -> str:
         """What names this event's handling by this handler, for ever: 64 hex digits."""
         return idempotency_key(self.marker, self.source, self.id)
+
+    @property
+    def moved(self) -> bool:
+        """Whether it left its partition before: a later attempt from a retry topic, or a dead letter that has come back."""
+        return ORIGIN in self.headers
 
     @property
     def traceparent(self) -> str:

@@ -129,7 +129,7 @@ class Reader:
                 replay=told.replay,
                 marker=handler.marker,
             )
-            units.append(Unit(event, handler, key if told.redriven or key in watched else None))
+            units.append(Unit(event, handler, key if told.moved or key in watched else None))
         return units
 
     def _value(self, value: bytes | None, told: Envelope, version: int | None) -> tuple[Any, int]:

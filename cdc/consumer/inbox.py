@@ -4,7 +4,7 @@ processed_events     a row for each event and handler: applied
 processed_keys       business keys that must not be used again until they expire
 consumer_high_water  the highest sequence of each partition, for those who want no row for each event
 consumer_attempts    failed attempts of the record at a partition's head
-consumer_parked      open dead letters by key, so that a key's later events can be told of them
+consumer_parked      events that left their partition, by key: later ones are told of them, and they of later ones
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Store:
             self._open().execute(FORGET, place)
 
     def park(self, record: Seen) -> None:
-        """Write down that a record's key will have an open dead letter, before it has one."""
+        """Write down that a record will leave its partition, before it does."""
         if record.key is None:
             return
         told = envelope(record)

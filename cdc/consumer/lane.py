@@ -116,7 +116,7 @@ class Handled(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Of a Load: failed attempts by offset, and the keys that have open dead letters; or why it cannot be told."""
+    """Of a Load: failed attempts by offset, and the keys whose events have left the partition; or why it cannot be told."""
 
     attempts: Mapping[int, int] = {}
     keys: frozenset[bytes] = frozenset()

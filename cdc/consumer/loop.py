@@ -295,12 +295,12 @@ class Loop:
             lane.hitches += 1
             lane.why, lane.not_before = f"database ({result.error})", now + self._backoff(lane.hitches)
         else:
-            lane.known, lane.standing, lane.hitches, lane.why = result, Standing.READY, 0, ""
+            lane.known, lane.standing, lane.hitches, lane.why, lane.not_before = result, Standing.READY, 0, "", 0.0
 
     def _moved(self, lane: Lane, result: Moved, now: float) -> None:
         assert lane.move is not None, "a move was under way"
         if not result.error:
-            if lane.move.delay_s is None and lane.move.record.key is not None:
+            if lane.move.record.key is not None:
                 lane.known = lane.known._replace(keys=lane.known.keys | {key_id(lane.move.record.key)})
             self._settle(lane)
             lane.committed, lane.move, lane.hitches, lane.standing, lane.why = lane.settled, None, 0, Standing.READY, ""
@@ -313,7 +313,7 @@ class Loop:
             self._settle(lane)
             lane.move, lane.hitches, lane.standing, lane.why = None, 0, Standing.READY, ""
         else:
-            lane.move, lane.standing = None, Standing.STOPPED
+            lane.move, lane.standing, lane.not_before = None, Standing.STOPPED, 0.0
 
     def _settle(self, lane: Lane) -> None:
         """The record at the head is done with."""

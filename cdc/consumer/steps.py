@@ -124,7 +124,7 @@ RELEASE: Final = "DELETE FROM consumer_parked WHERE consumer_name = %s AND topic
 def transaction(units: Sequence[Unit], inbox: Inbox, consumer: str, policy: Policy = Policy.FLAG, *, releases: bool = False) -> Steps:
     """Mark all units, then call the handlers of those that are new, in their order.
 
-    `releases`: with these units a dead letter that came back is done, so that its key is open no more.
+    `releases`: with these units an event that had left its partition is done, so that nobody has to look out for it any more.
     """
     fresh = yield from _fresh(units, inbox)
     for number, unit in enumerate(units):
@@ -192,12 +192,12 @@ def _marker(unit: Unit) -> tuple[str, str, str]:
 
 def _needs_marker(unit: Unit) -> bool:
     """Whether the high-water mark cannot tell about an event: it was parked when its turn came, or has no sequence."""
-    return unit.event.replay.startswith("redrive:") or not unit.event.sequence
+    return unit.event.moved or unit.event.replay.startswith("redrive:") or not unit.event.sequence
 
 
 def _has_place(unit: Unit) -> bool:
     """Whether an event stands in the order of its partition; a replayed one was there before, or is older than what is kept."""
-    return bool(unit.event.sequence) and not unit.event.replay
+    return bool(unit.event.sequence) and not unit.event.replay and not unit.event.moved
 
 
 def _place(unit: Unit) -> tuple[str, str, str, int]:
@@ -223,10 +223,9 @@ def _watched(unit: Unit, consumer: str, policy: Policy) -> Generator[Ask | Call,
     """Hold an event against the open dead letters of its key."""
     event = unit.event
     topic, key, *own = _letter(unit)
-    redriven = event.replay.startswith("redrive:")
-    if policy is Policy.BLOCK and (yield Ask(EARLIER, (consumer, topic, key, *own, redriven, event.sequence))):
+    if policy is Policy.BLOCK and (yield Ask(EARLIER, (consumer, topic, key, *own, event.moved, event.sequence))):
         raise Blocked
-    if redriven:
+    if event.moved:
         rows = yield Ask(PARKED, (consumer, topic, key, *own))
         return unit._replace(event=replace(event, newer_applied=any(newer for (newer,) in rows)))
     yield Ask(NEWER, (event.sequence, consumer, topic, key, event.sequence), rows=False)

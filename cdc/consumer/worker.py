@@ -199,7 +199,7 @@ class Hand:
         for number, unit in enumerate(units):
             last = number == len(units) - 1 and first is None
             try:
-                outcome += self._patiently(unit, releases=last and unit.key is not None and unit.event.replay.startswith("redrive:"))
+                outcome += self._patiently(unit, releases=last and unit.key is not None and unit.event.moved)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is this handler's failure
                 first = first or _failure(error, unit)
                 left.add(unit.handler.name)

@@ -187,7 +187,7 @@ class Watching(Log):
         self.stops.append(lane.why)
 
 
-@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", pytest.param("range", marks=pytest.mark.soak)])
 def test_field_case_118_a_result_of_a_partition_that_was_taken_away(shop: Line, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     monkeypatch.setattr(driver, "HANDOVER_S", 0.05)
     shop.make_topic(partitions=4)

@@ -195,16 +195,19 @@ def test_attempts_are_kept_over_a_restart(shop: Line) -> None:
     wait_for(lambda: not shop.execute("SELECT attempts FROM consumer_attempts"), what="they are forgotten")
 
 
-def test_retry_topics_let_later_records_pass_and_keep_the_number(shop: Line) -> None:
+@pytest.mark.parametrize("inbox", ["events", "high-water"])
+def test_retry_topics_let_later_records_pass_and_keep_the_number(shop: Line, inbox: str) -> None:
     shop.make_topic()
-    consumer = shop.consumer(retry=Retry.listed(0.3, 0.3), retry_topics=True, instance="a")
+    consumer = shop.consumer(retry=Retry.listed(0.3, 0.3), retry_topics=True, instance="a", inbox=inbox)
     calls: list[tuple[int, int]] = []
+    newer: list[tuple[int, bool]] = []
 
     @consumer.on("Thing")
     def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
         calls.append((event.value["n"], event.attempt))
         if event.value["n"] == 0 or (event.value["n"] == 1 and event.attempt < 3):
             raise ConnectionError
+        newer.append((event.value["n"], event.newer_applied))
         write_effect(event, connection)
 
     shop.publish(*[event(n) for n in range(4)])
@@ -212,6 +215,8 @@ def test_retry_topics_let_later_records_pass_and_keep_the_number(shop: Line) -> 
         shop.wait_effects([2, 3, 1], 60)
         wait_for(lambda: consume(shop.bootstrap, [consumer.names.dead_letter]), what="the hopeless one is parked")
     assert [attempt for n, attempt in calls if n == 0] == [1, 2, 3]
+    assert newer == [(2, False), (3, False), (1, True)], "the later attempt knows that it is late"
+    wait_for(lambda: shop.execute("SELECT count(*) FROM consumer_parked") == [(1,)], what="what succeeded is looked out for no more")
     [letter] = letters(consume(shop.bootstrap, [consumer.names.dead_letter]))
     assert (letter["cdc.attempts"], letter["__connect.errors.topic"], letter["__connect.errors.offset"]) == ("3", shop.topic, "0")
 

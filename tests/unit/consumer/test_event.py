@@ -23,7 +23,7 @@ def put(record: Record, offset: int = 0) -> Seen:
 
 def test_both_styles_of_headers() -> None:
     cloud = envelope(seen(3, ce_id="a", ce_source="/s", ce_type="T", ce_sequence="01", ce_replay="redrive:a", correlationid="c"))
-    assert (cloud.id, cloud.source, cloud.type, cloud.sequence, cloud.redriven, cloud.correlation_id) == ("a", "/s", "T", "01", True, "c")
+    assert (cloud.id, cloud.source, cloud.type, cloud.sequence, cloud.moved, cloud.correlation_id) == ("a", "/s", "T", "01", False, "c")
     assert envelope(seen(3, id="b")).id == "b"
     assert envelope(seen(3)).id == "t/0/3"
 

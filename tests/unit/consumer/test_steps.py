@@ -11,9 +11,9 @@ from cdc.consumer.handler import Handler, Unit
 from cdc.consumer.steps import MARK, MARK_ONE, UNMARK, Ask, Blocked, Call, Inbox, Policy, Rows, Steps, TransactionEnded, transaction
 
 
-def unit(event_id: str = "e", *, key: bytes | None = None, sequence: str = "01", replay: str = "") -> Unit:
+def unit(event_id: str = "e", *, key: bytes | None = None, sequence: str = "01", replay: str = "", moved: bool = False) -> Unit:
     handler = Handler("h", "c.h", "T", lambda *_: None, is_async=False)
-    event = Event(event_id, "/s", "T", "k", {}, "", sequence, 1, {}, "t", 0, 0, 0, replay=replay)
+    event = Event(event_id, "/s", "T", "k", {}, "", sequence, 1, {"cdc.origin": "t/0/0"} if moved else {}, "t", 0, 0, 0, replay=replay)
     return Unit(event, handler, key)
 
 
@@ -67,10 +67,17 @@ def test_high_water_takes_replays_for_seen(replay: str) -> None:
     assert fresh == [False]
 
 
+def test_high_water_tells_a_later_attempt_by_its_marker() -> None:
+    """In a retry topic it stands behind later ones: the mark of any partition would skip it."""
+    done, fresh = play(transaction([unit(sequence="01", moved=True)], Inbox.HIGH_WATER, "c"), {MARK_ONE: [("e",)]})
+    assert fresh == [True]
+    assert not [step for step in done if isinstance(step, Ask) and "consumer_high_water" in step.query]
+
+
 def test_a_key_with_an_open_letter_is_blocked_or_told() -> None:
     with pytest.raises(Blocked):
         play(transaction([unit(key=b"k")], Inbox.OFF, "c", Policy.BLOCK), {"SELECT 1 FROM consumer_parked": [(1,)]})
-    back = unit(key=b"k", replay="redrive:e")
+    back = unit(key=b"k", replay="redrive:e", moved=True)
     done, _ = play(transaction([back], Inbox.OFF, "c", releases=True), {"SELECT newer_sequence": [(True,)]})
     [call] = [step for step in done if isinstance(step, Call)]
     assert call.unit.event.newer_applied
