@@ -42,6 +42,11 @@ class Child:
             kill(self._process)
             self.kills += 1
 
+    def ask_to_end(self) -> None:
+        """Tell it to end, and do not wait for it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
     def stop(self) -> None:
         """Stop it as an operator does."""
         if self._process is not None:
@@ -75,7 +80,7 @@ class Service(Child):
     """A service of the shop; `place` is the file that tells it where everything is."""
 
     def __init__(self, name: str, place: Path) -> None:
-        super().__init__(name, ["cdc.devstack.demo.shop", name, place], place.with_name(f"{name}.log"))
+        super().__init__(name, ["cdc.devstack.demo.shop", name, place], place.with_name(f"shop-{name}.log"))
         self.name = name
 
     def wait_listening(self, port: int) -> None:

@@ -112,7 +112,7 @@ class Customers:
                 link.close()  # the next request opens it again
                 if tried == TRIES:
                     raise CdcError(
-                        f"the shop's api did not answer: {type(error).__name__}", "see api.log beside the demo's cdc.toml"
+                        f"the shop's api did not answer: {type(error).__name__}", "see shop-api.log beside the demo's cdc.toml"
                     ) from None
             else:
                 retry_after = answer.headers.get("Retry-After")

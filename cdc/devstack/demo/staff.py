@@ -101,6 +101,7 @@ class Staff:
         """Let all of them end."""
         with ExitStack() as each:
             for service in (*self._consumers, self._api):
+                service.ask_to_end()
                 each.callback(service.stop)
 
     def _kill(self) -> None:
