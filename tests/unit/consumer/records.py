@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cdc.consumer.loop import Limits, Loop, Rules
 from cdc.kafka.subscriber import Seen
 
 
 def seen(
-    offset: int, *, partition: int = 0, topic: str = "t", key: bytes | None = b"k", value: bytes | None = b"v", **headers: str
+    offset: int,
+    *,
+    partition: int = 0,
+    topic: str = "t",
+    key: bytes | None = b"k",
+    value: bytes | None = b"v",
+    more: Mapping[str, str] | None = None,
+    **headers: str,
 ) -> Seen:
-    return Seen(topic, partition, offset, key, value, [(name, text.encode()) for name, text in headers.items()], 0)
+    """A record; headers whose names are none in Python come by `more`."""
+    told = {**headers, **(more or {})}
+    return Seen(topic, partition, offset, key, value, [(name, text.encode()) for name, text in told.items()], 0)
 
 
 def half() -> float:
