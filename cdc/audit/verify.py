@@ -72,8 +72,10 @@ def verify(ends: Ends, *, since_ms: int | None, timeout_s: float, progress: Prog
     spool = Spool()
     try:
         snapshot = ends.rows.read(spool.add_row, progress)
-        topics = _topics(ends, snapshot.topics)
-        passed = _wait(ends, topics, snapshot.lsn, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        passed = _wait_published(ends, snapshot.lsn, deadline)
+        topics = _topics(ends, snapshot.topics)  # not before: the first event of a topic may have made it meanwhile
+        passed = passed and _wait_readable(ends, topics, deadline)
         kept = _read(ends, spool, topics, since_ms, progress)
         position = ends.position()
         if position is None:
@@ -150,15 +152,19 @@ def _topics(ends: Ends, from_rows: Iterable[str]) -> list[str]:
     return sorted(wanted & there)
 
 
-def _wait(ends: Ends, topics: Sequence[str], lsn: Lsn, timeout_s: float) -> bool:
-    """Wait until everything up to `lsn` is published and can be read; return whether it is."""
+def _wait_published(ends: Ends, lsn: Lsn, deadline: float) -> bool:
+    """Wait until everything up to `lsn` is published; return whether it is."""
     began = time.monotonic()
-    deadline = began + timeout_s
     while (position := ends.position()) is None or position.end_lsn < lsn:
         now = time.monotonic()
         if now >= deadline or (now >= began + RESTART_S and not ends.running()):
             return False
         time.sleep(POLL_S)
+    return True
+
+
+def _wait_readable(ends: Ends, topics: Sequence[str], deadline: float) -> bool:
+    """Wait until everything that lies in the topics now can be read; return whether it can."""
     counts = ends.subscriber.topics.partitions(topics, nobody_waits) if topics else {}
     places = [TopicPartition(topic, number) for topic in topics for number in range(counts[topic])]
     ask = ends.subscriber.topics.offsets

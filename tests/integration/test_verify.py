@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from cdc.audit import verify
 from tests.pipeline import Pipeline
 
 pytestmark = pytest.mark.servers
@@ -46,6 +47,21 @@ def test_a_running_pipeline_is_clean_with_dead_letters_and_deleted_rows_in_it(pi
     assert verified(pipeline) == {**CLEAN, "rows": 101, "events": 101, "dead_letters": 1, "deleted": 1}
     assert verified(pipeline, "--since", "2100-01-01T00:00:00Z") == {**CLEAN, "rows": 0, "events": 0, "dead_letters": 0}
     assert verified(pipeline, "--since", "2001-01-01T00:00:00Z")["events"] == 101
+
+
+def test_a_topic_that_its_first_event_makes_while_the_position_is_waited_for(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline.init()
+    pipeline.insert(1)
+    published = verify._wait_published
+
+    def meanwhile(*arguments: Any) -> bool:  # noqa: ANN401 - whatever it takes
+        pipeline.started()
+        return published(*arguments)
+
+    monkeypatch.setattr(verify, "_wait_published", meanwhile)
+    answer = pipeline.here("verify", "--json")
+    assert answer.code == 0, answer
+    assert json.loads(answer.out.splitlines()[-1]) == {**CLEAN, "rows": 1, "events": 1, "dead_letters": 0}
 
 
 def test_rows_that_init_skipped_and_rows_past_the_position(pipeline: Pipeline) -> None:
