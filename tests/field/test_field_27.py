@@ -18,9 +18,11 @@ from cdc.settings.sources import all_paths, kind_of
 
 SPECIAL: Mapping[Key, tuple[str, str, str]] = {
     ("name",): ("alpha", "beta", "gamma"),
+    ("shard",): ("0/2", "1/2", "2/3"),
     ("shutdown_grace",): ("1s", "2s", "3s"),
     ("postgres", "status_interval"): ("1s", "2s", "3s"),
     ("outbox", "table"): ("a.b", "c.d", 'E."f.g"'),
+    ("outbox", "emit"): ("a.b", "c.d", 'E."f.g"'),
     ("outbox", "payload"): ("json", "json", "avro"),
     ("outbox", "tombstones"): ("true", "true", "false"),
     ("outbox", "retention"): ("1d", "2d", "3d"),
