@@ -49,7 +49,11 @@ class Package:
         return any(self.find(program) is None for program in self.programs)
 
 
-PACKAGES = (Package("prometheus", ("promtool", "prometheus")),)
+PACKAGES = (
+    Package("prometheus", ("promtool", "prometheus")),
+    Package("kubernetes-client", ("kubectl",)),
+    Package("systemd", ("systemd-analyze",), installed=True),
+)
 
 
 def program(name: str) -> Path | None:

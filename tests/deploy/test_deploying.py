@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from cdc.settings import load
+from tests.deploy.conftest import Debian
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_pages import parse
 
@@ -93,17 +94,16 @@ def test_the_secrets_for_compose_are_made_as_it_says(tmp_path: Path) -> None:
     assert password in settings.postgres.dsn.get_secret_value()
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing")
-def test_the_secrets_for_kubernetes_have_the_names_that_pods_want(tmp_path: Path) -> None:
+@pytest.mark.packages
+def test_the_secrets_for_kubernetes_have_the_names_that_pods_want(tmp_path: Path, debian: Debian) -> None:
     (tmp_path / "secrets").mkdir()
     for name in ("dsn", "http-token", "admin-dsn"):
         (tmp_path / "secrets" / name).write_text(name)
     made = {}
     for words in commands():
         if words[:4] == ["kubectl", "create", "secret", "generic"]:
-            done = subprocess.run(
-                [*words, "--dry-run=client", "--output=yaml"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
-            )
+            command = [debian("kubectl"), *words[1:], "--dry-run=client", "--output=yaml"]
+            done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
             secret = yaml.safe_load(done.stdout)
             made[secret["metadata"]["name"]] = set(secret["data"])
     wanted = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from cdc.settings import load
+from tests.deploy.conftest import Debian
 from tests.docs.pages import ROOT
 from tests.docs.test_pages import parse
 
@@ -56,10 +56,10 @@ def test_every_file_is_named() -> None:
     assert (FOLDER / "base" / "cdc.toml").read_text() == (FOLDER / "init" / "cdc.toml").read_text()
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing")
+@pytest.mark.packages
 @pytest.mark.parametrize("base", BASES)
-def test_kustomize_builds_it(base: str) -> None:
-    done = subprocess.run(["kubectl", "kustomize", FOLDER / base], check=False, capture_output=True, text=True, timeout=60)
+def test_kustomize_builds_it(base: str, debian: Debian) -> None:
+    done = subprocess.run([debian("kubectl"), "kustomize", FOLDER / base], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     built = list(yaml.safe_load_all(done.stdout))
     for resource in built:

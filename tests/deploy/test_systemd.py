@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +12,13 @@ import pytest
 from cdc import errors
 from cdc.observe.health import HEARTBEAT_MAX_AGE_S
 from cdc.observe.watchdog import LOOK_S
+from tests.deploy.conftest import Debian
 from tests.docs.pages import ROOT
 
 UNIT = ROOT / "docker" / "systemd" / "cdc@.service"
 
 EXPOSED = 20
 """The most that `systemd-analyze security` may find, of 100."""
-
-analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
 
 
 def service() -> configparser.SectionProxy:
@@ -30,13 +28,13 @@ def service() -> configparser.SectionProxy:
     return unit["Service"]
 
 
-@analyze
-def test_systemd_takes_it(tmp_path: Path) -> None:
+@pytest.mark.packages
+def test_systemd_takes_it(tmp_path: Path, debian: Debian) -> None:
     made = tmp_path / "cdc@shop.service"
     made.write_text(UNIT.read_text().replace("/opt/cdc/bin/cdc", str(Path(sys.executable).parent / "cdc")))
-    done = subprocess.run(["systemd-analyze", "verify", made], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([debian("systemd-analyze"), "verify", made], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    judged: list[str | Path] = ["systemd-analyze", "security", "--offline=yes", f"--threshold={EXPOSED}", "--no-pager", made]
+    judged: list[str | Path] = [debian("systemd-analyze"), "security", "--offline=yes", f"--threshold={EXPOSED}", "--no-pager", made]
     done = subprocess.run(judged, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout[-500:]
 
