@@ -102,7 +102,7 @@ def test_the_secrets_for_kubernetes_have_the_names_that_pods_want(tmp_path: Path
     made = {}
     for words in commands():
         if words[:4] == ["kubectl", "create", "secret", "generic"]:
-            command = [debian("kubectl"), *words[1:], "--dry-run=client", "--output=yaml"]
+            command = [str(debian("kubectl")), *words[1:], "--dry-run=client", "--output=yaml"]
             done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
             secret = yaml.safe_load(done.stdout)
             made[secret["metadata"]["name"]] = set(secret["data"])
