@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests wait for servers half of the time: one worker more than the two cores of a small machine. 0 runs them in one process.
-WORKERS ?= 3
+# Tests wait for servers half of the time: twice as many workers as a small machine has cores. 0 runs them in one process.
+WORKERS ?= 4
 
 .PHONY: setup demo test test-all test-matrix packages lint crash chaos soak bench guard
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from cdc.cli.version import versions
 from cdc.devstack.process import start
-from tests import packages
 from tests.deploy.dockerfile import Image, instructions
 from tests.docs.pages import ROOT
 from tests.pipeline import Pipeline, cdc, environment
@@ -50,13 +48,11 @@ def test_nobody_in_particular_runs_it_and_nothing_is_the_newest_of_anything() ->
     assert not [step for step in steps[last:] if step.name == "RUN"], "the last stage only copies"
 
 
-@pytest.mark.packages
+@pytest.mark.soak  # asks the package registry for forty packages, and compiles them
 @pytest.mark.servers
-@pytest.mark.timeout(1200)  # forty packages are fetched and compiled, beside all other tests
+@pytest.mark.timeout(1200)
 def test_what_the_steps_make_runs_and_is_healthy(pipeline: Pipeline, tmp_path: Path) -> None:
     """`cdc --version`, `cdc init` and `cdc run` of the image, with the settings of compose.yml; the health check sees it come."""
-    if os.environ.get(packages.REQUIRED) != "required":
-        pytest.skip("asks the package registry: make test-all")
     image = Image(DOCKERFILE, ROOT, tmp_path / "image")
     assert image.user
     opt = image.path("/opt/cdc")

@@ -162,7 +162,7 @@ def test_another_number_of_shards_begins_where_the_old_ones_end(pipeline: Pipeli
 
 
 @since(15)
-@pytest.mark.parametrize("dies_at", ["before the first positions", "before the old slots are gone"])
+@pytest.mark.parametrize("dies_at", ["before the first positions", pytest.param("before the old slots are gone", marks=pytest.mark.soak)])
 def test_a_change_that_died_is_run_again(pipeline: Pipeline, dies_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the proof of the barrier it begins anew; behind it, it goes on with the new slots and the rows that they hold."""
     pipeline.set(http__listen="off")
