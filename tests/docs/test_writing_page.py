@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.docs.pages import ROOT, blocks
-from tests.pipeline import environment
+from tests.docs.playing import play, write_files
 
 
 @pytest.mark.servers
 def test_from_zero_to_an_event(tmp_path: Path, database: str, kafka: str, unique: str) -> None:
     own = {'"postgresql://postgres@127.0.0.1:5432/shop"': f'"{database}"', "127.0.0.1:9092": kafka, 'name = "shop"': f'name = "{unique}"'}
     page = blocks(ROOT / "docs" / "writing.md")
-    for block in [*blocks(ROOT / "README.md"), *page]:
-        if block.mark.startswith("file: "):
-            text = block.text
-            for theirs, ours in own.items():
-                text = text.replace(theirs, ours)
-            file = tmp_path / block.mark.removeprefix("file: ")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-    script = ["set -e", "cdc schemas add --all", "cdc init --create-table", *(block.text for block in page if block.mark == "run")]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = ["bash", "-c", "\n".join(script)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**environment(), "PATH": path})
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^Event\(type='OrderPlaced', id=UUID\('[0-9a-f-]+'\)\)$", done.stdout, re.MULTILINE), done.stdout
+    write_files([*blocks(ROOT / "README.md"), *page], own, tmp_path)
+    printed = play(page, own, tmp_path, "cdc schemas add --all", "cdc init --create-table")
+    assert re.search(r"^Event\(type='OrderPlaced', id=UUID\('[0-9a-f-]+'\)\)$", printed, re.MULTILINE), printed
     with psycopg.connect(database) as connection:
         found = connection.execute("SELECT aggregatetype, aggregateid, type, payload, schema_version, headers FROM outbox").fetchall()
         assert found == [
