@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 
 from cdc import Event, EventModel, InvalidEvent, Outbox, Pressure, TooBusy, event_context, load_outbox
+from cdc.devstack.demo.shop.events import Customer, Line, OrderPaid, OrderPlaced
 from cdc.outbox import OutboxMapping, append, append_async, use
-from tests.sample.events import Customer, Line, OrderPaid, OrderPlaced
 
 
 def configure(folder: Path, config: Path | None = None) -> Outbox:
