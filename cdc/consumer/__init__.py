@@ -51,7 +51,8 @@ DECLARING: `on(type, ..)`
 SETTINGS: `Consumer(name, ..)`
     topics=          names, or {name: priority} with critical, high, default, low; `shares` and `worker_limits` by priority
     kafka=           librdkafka's properties; offsets, isolation and the group are ours
-    instance=        a name that stays over restarts (a pod's ordinal): the partitions are kept while it restarts
+    instance=        a name that stays over restarts (a pod's ordinal): the partitions are kept while it restarts. Without it they
+                     wait for Kafka's session timeout (45 s) after a kill
     inbox=           "events"; "high-water" keeps one row for each partition in place of one for each event; "off"
     retention=       how long markers are kept (30 days); warned of when a topic holds events longer, together with
                      replay=, how far back beyond that you promise to take events that come again
