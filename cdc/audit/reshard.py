@@ -66,7 +66,7 @@ def reshard(old: Sequence[Shard], new: Sequence[Shard], *, host: str, now_us: in
                 if place.hold:
                     hold.end(shard.publisher, hold.take(shard.publisher, catalog, shard.plan.slot))
         drafts = [_prepared(shard, administration, catalog, now_us, say, keep_slot=passed) for shard in new]
-        with _quiet(plan, say) as (barrier, snapshot, still_quiet):
+        with _quiet(plan, administration, say) as (barrier, snapshot, still_quiet):
             if not passed:
                 _follow(old, barrier)
             ended = [Hold(COMMAND, host=host, now_us=now_us).take(shard.publisher, catalog, shard.plan.slot) for shard in old]
@@ -118,7 +118,7 @@ def _prepared(  # noqa: PLR0913 - both ends
 
 
 @contextmanager
-def _quiet(plan: Plan, say: Say) -> Iterator[tuple[Lsn, str, Callable[[], object]]]:
+def _quiet(plan: Plan, administration: Administration, say: Say) -> Iterator[tuple[Lsn, str, Callable[[], object]]]:
     """Keep writers out of the outbox; give a place in the log behind all that they committed, and what a snapshot then shows.
 
     The third raises when writers may have come in since, because the connection was lost.
@@ -130,12 +130,12 @@ def _quiet(plan: Plan, say: Say) -> Iterator[tuple[Lsn, str, Callable[[], object
         except errors.LockNotAvailable:
             msg = f"a transaction that writes to {plan.table} did not end within {LOCK_WITHIN}, and PostgreSQL's lock was given up"
             raise Retriable(msg, "run the command again when no long transaction is open") from None
-        row = connection.execute(
-            "SELECT pg_logical_emit_message(false, 'cdc.shards', %s)::text, pg_current_snapshot()::text", (plan.pipeline,)
-        ).fetchone()
-        assert row is not None, "a SELECT without FROM returns one row"
+        [(snapshot,)] = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+        # By a commit of its own, which writes the log down to there: without one the message may lie in memory for as long as
+        # nothing else is committed, and writers wait for shards that wait for the message.
+        [(barrier,)] = administration.execute("SELECT pg_logical_emit_message(true, 'cdc.shards', %s)::text", (plan.pipeline,))
         began = time.monotonic()
-        yield Lsn.parse(row[0]), row[1], lambda: connection.execute("SELECT")
+        yield Lsn.parse(barrier), snapshot, lambda: connection.execute("SELECT")
         say(f"writers waited for {time.monotonic() - began:.1f} s")
 
 

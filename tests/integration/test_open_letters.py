@@ -43,13 +43,14 @@ def test_open_is_what_no_redrive_closed_and_the_topic_still_holds(pipeline: Pipe
         park('{"n": "y"}')
         wait_for(lambda: letters.count(nobody_waits) == 2, 30, "a new one is counted, and only that is read")
     assert OpenLetters(lambda: app.subscriber(settings), pipeline.dead_letter_topic, pipeline.name).count(nobody_waits) == 2
-    assert len(pipeline.events(pipeline.dead_letter_topic)) == 4
+    _, second_letter, *others = pipeline.events(pipeline.dead_letter_topic)
+    assert len(others) == 2
 
     with monkeypatch.context() as small:
         small.setattr(open_letters, "RECORDS_MAX", 3)
         assert letters.count(nobody_waits) is None, "too many to be read each time the process starts"
 
     admin = AdminClient({"bootstrap.servers": pipeline.bootstrap, "log_level": 0})
-    for gone in admin.delete_records([TopicPartition(pipeline.dead_letter_topic, 0, 2)]).values():
+    for gone in admin.delete_records([TopicPartition(pipeline.dead_letter_topic, 0, second_letter.offset + 1)]).values():
         gone.result(30)
     assert letters.count(nobody_waits) == 1, "what retention took is not open any more"
