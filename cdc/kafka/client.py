@@ -94,6 +94,12 @@ AWAY_S = 2.0
 """How long every broker may be out of reach before a request is given up; it has not been sent to anybody by then."""
 
 
+SETTLED_S = 0.5
+"""How long a producer is left alone that is let go within a Kafka transaction. librdkafka 2.16.0 aborts the process when it is
+destroyed just as it tells the coordinator of the first record of a partition: the answer "destroyed" comes in another thread, and
+is taken off a count to which the request was not added yet (rd_kafka_txn_handle_AddPartitionsToTxn)."""
+
+
 TRANSACTION_FAILED = "TXNERR"
 """Facility of librdkafka's log line (rd_kafka_txn_set_abortable_error) after which the Kafka transaction must be aborted."""
 
@@ -191,7 +197,7 @@ def unanswered(fault: Fault, notes: Notes, doing: str) -> CdcError:
     return type(error)(f"{error.what} ({notes.reason or notes.last})", error.fix or out_of_reach(notes.reason, doing).fix)
 
 
-_retired: queue.SimpleQueue[list[object]] = queue.SimpleQueue()
+_retired: queue.SimpleQueue[tuple[float, list[object]]] = queue.SimpleQueue()
 _reaper: list[threading.Thread] = []
 
 
@@ -230,17 +236,18 @@ def retire_after(client: object, asked: Sequence[Future[Any]]) -> None:
     threading.Thread(target=let_go, args=([client],), name="cdc-kafka-last-answers", daemon=True).start()
 
 
-def retire(*clients: object) -> None:
-    """Let clients go without waiting for their destructors."""
+def retire(*clients: object, after_s: float = 0.0) -> None:
+    """Let clients go without waiting for their destructors, which run no sooner than `after_s`."""
     if not _reaper:
         _reaper.append(threading.Thread(target=_reap, name="cdc-kafka-reaper", daemon=True))
         _reaper[0].start()
-    _retired.put(list(clients))
+    _retired.put((time.monotonic() + after_s, list(clients)))
 
 
 def _reap() -> None:
     while True:
-        clients = _retired.get()
+        due, clients = _retired.get()
+        time.sleep(max(0.0, due - time.monotonic()))
         for client in clients:
             close = getattr(client, "unsubscribe", None) and getattr(client, "close", None)
             if close is not None:

@@ -27,7 +27,7 @@ from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
 from cdc.event import Record, Route, name_of
 from cdc.kafka.blame import Blame
 from cdc.kafka.call import Caller, PatienceEnded
-from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
+from cdc.kafka.client import LOG, PAUSE_S, SETTLED_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
 from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.limits import route_from, topic_limit
 from cdc.kafka.positions import PositionTopic
@@ -244,10 +244,11 @@ class KafkaPublisher:
     def _forget(self) -> None:
         if self._failed:
             self._routes = {}
+        after_s = 0.0 if self._opened_at is None else SETTLED_S
         passage, self._passage, self._opened_at, self._failed = self._passage, None, None, False
         if passage is not None:
             passage.caller.end()
-            retire(passage.producer)
+            retire(passage.producer, after_s=after_s)
 
     def close(self) -> None:
         """Let every client go, at the end of the process."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.servers
 
 ONE = Create(1, 1, 1)
 NOISE = random.Random(4)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -224,6 +228,31 @@ def test_field_case_78_a_foreign_producer_with_our_id_is_noticed_at_once(made: K
         publish()
     assert time.monotonic() - began < 5
     assert made.recover(nothing) == at(1)
+
+
+LET_GO = """
+import sys
+from tests.integration.kafka_help import at, nothing, publisher, record
+
+made = publisher(sys.argv[1], sys.argv[2])
+for number in range(1, 1001):
+    made.recover(nothing)
+    made.produce([record(sys.argv[3], b"dropped")], nothing)
+    made.drop()
+    if number % 2:
+        made.recover(nothing)
+        made.produce([record(sys.argv[3], b"kept")], nothing)
+        made.commit(at(number), nothing)
+print("alive")
+"""
+
+
+@pytest.mark.soak
+def test_producers_that_are_let_go_within_a_transaction_do_not_abort_the_process(made: KafkaPublisher, kafka: str, unique: str) -> None:
+    name = topic(made, f"{unique}.let-go")
+    command = [sys.executable, "-c", LET_GO, kafka, unique, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=1200)
+    assert (done.returncode, done.stdout.split()) == (0, ["alive"]), done.stderr[-500:]
 
 
 # From here on with a broker that may be frozen, killed and misconfigured.
