@@ -17,7 +17,7 @@ from typing import Any
 import fastavro
 import psycopg
 from confluent_kafka import Consumer as PlainConsumer
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.consumer import Consumer, Create, Event
@@ -84,8 +84,17 @@ class Line:
     def committed(self, partition: int = 0, group: str = "", topic: str = "") -> int:
         """The group's offset."""
         plain = PlainConsumer({"bootstrap.servers": self.bootstrap, "group.id": group or self.name})
+
+        def answered() -> list[TopicPartition]:
+            try:
+                return plain.committed([TopicPartition(topic or self.topic, partition)], timeout=20)
+            except KafkaException as error:
+                if error.args[0].code() not in {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}:
+                    raise
+                return []  # the broker takes the group on
+
         try:
-            [place] = plain.committed([TopicPartition(topic or self.topic, partition)], timeout=20)
+            [place] = wait_for(answered, what="the group has a coordinator")
             return int(place.offset)
         finally:
             plain.close()

@@ -50,6 +50,9 @@ INIT_PATIENCE_S = 30.0
 COMMIT_PATIENCE_S = 30.0
 """How long a commit may take at least; it may take what is left of the transaction timeout."""
 
+REPORT_S = 1.0
+"""How long a passage that looks for a refused record waits for the report that names it."""
+
 STALL_S = 30.0
 """How long the local queue may stay full with the same record in hand."""
 
@@ -315,7 +318,10 @@ class KafkaPublisher:
         blame = self._passage.blame
         if blame is None:
             return found
-        self._passage.producer.poll(0)
+        # That the Kafka transaction is doomed is logged a moment before the record's own report is there.
+        until = self._clock() + REPORT_S
+        while blame.culprit is None and self._clock() < until:
+            self._passage.producer.poll(PAUSE_S)
         if blame.culprit is None:
             return found
         what = f"{found.what}; topic {blame.culprit.topic!r} refused a record ({blame.why})"

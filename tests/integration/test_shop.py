@@ -90,7 +90,9 @@ def shop(pipeline: Pipeline) -> Iterator[Shop]:
 @contextmanager
 def serving(api: Api, port: int) -> Iterator[Ask]:
     """Serve the API in a thread, and give what asks it."""
-    server = uvicorn.Server(uvicorn.Config(api.app(), host="127.0.0.1", port=port, log_level="warning", ws="websockets-sansio"))
+    server = uvicorn.Server(
+        uvicorn.Config(api.app(), host="127.0.0.1", port=port, log_config=None, log_level="warning", ws="websockets-sansio")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
 
