@@ -248,6 +248,7 @@ print("alive")
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_producers_that_are_let_go_within_a_transaction_do_not_abort_the_process(made: KafkaPublisher, kafka: str, unique: str) -> None:
     name = topic(made, f"{unique}.let-go")
     command = [sys.executable, "-c", LET_GO, kafka, unique, name]
