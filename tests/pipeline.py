@@ -409,7 +409,14 @@ class Pipeline:
 
     def wait_numbers(self, expected: Sequence[int], deadline_s: float = 60.0) -> None:
         """Wait until all of these have come, then see that they are all, once each and in this order."""
-        follow(self.bootstrap, self.topic, len(expected), deadline_s)
+        try:
+            follow(self.bootstrap, self.topic, len(expected), deadline_s)
+        except AssertionError as error:
+            open_too = len(self.events(isolation="read_uncommitted"))
+            error.add_note(f"{len(self.numbers())} committed records are there, {open_too} with open ones, {self.slot()} at {self.lsn()}")
+            if self.process.poll() is None:
+                error.add_note(json.dumps(self.status()))
+            raise
         assert self.numbers() == list(expected)
 
     def position(self) -> Lsn:
