@@ -11,8 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cdc.event import Record
+from cdc.errors import Poisoned
+from cdc.event import Record, name_of
 from cdc.kafka.faults import REFUSALS
+
+REPORT_S = 1.0
+"""How long the report of the culprit may come after the news that its Kafka transaction is doomed."""
 
 Delivered = Callable[[Any, Any], None]
 """confluent-kafka's delivery callback: (KafkaError or None, Message)."""
@@ -31,6 +35,19 @@ class Blame:
     def of(self, record: Record) -> Delivered:
         """Return the callback that takes the record's delivery report."""
         return partial(self._report, record)
+
+    def accuse(self, found: Poisoned, poll: Callable[[], object], clock: Callable[[], float]) -> Poisoned:
+        """Return `found` with the culprit's name; `poll` waits a moment for the client's reports.
+
+        That the Kafka transaction is doomed is logged a moment before the record's own report is there.
+        """
+        until = clock() + REPORT_S
+        while self.culprit is None and clock() < until:
+            poll()
+        if self.culprit is None:
+            return found
+        what = f"{found.what}; topic {self.culprit.topic!r} refused a record ({self.why})"
+        return Poisoned(what, place=name_of(self.culprit), why=self.why)
 
     def _report(self, record: Record, error: Any, _message: Any) -> None:  # noqa: ANN401 - of the client, which has no types
         if self.culprit is None and error is not None and error.code() in REFUSALS:

@@ -24,7 +24,7 @@ from typing import Literal
 from confluent_kafka import KafkaException, Producer
 
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
-from cdc.event import Record, Route, name_of
+from cdc.event import Record, Route
 from cdc.kafka.blame import Blame
 from cdc.kafka.call import Caller, PatienceEnded
 from cdc.kafka.client import LOG, PAUSE_S, SETTLED_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
@@ -49,9 +49,6 @@ INIT_PATIENCE_S = 30.0
 
 COMMIT_PATIENCE_S = 30.0
 """How long a commit may take at least; it may take what is left of the transaction timeout."""
-
-REPORT_S = 1.0
-"""How long a passage that looks for a refused record waits for the report that names it."""
 
 STALL_S = 30.0
 """How long the local queue may stay full with the same record in hand."""
@@ -315,17 +312,8 @@ class KafkaPublisher:
     def _accuse(self, found: Poisoned) -> Poisoned:
         """Name the record that was refused, in a passage that looks for it."""
         assert self._passage is not None
-        blame = self._passage.blame
-        if blame is None:
-            return found
-        # That the Kafka transaction is doomed is logged a moment before the record's own report is there.
-        until = self._clock() + REPORT_S
-        while blame.culprit is None and self._clock() < until:
-            self._passage.producer.poll(PAUSE_S)
-        if blame.culprit is None:
-            return found
-        what = f"{found.what}; topic {blame.culprit.topic!r} refused a record ({blame.why})"
-        return Poisoned(what, place=name_of(blame.culprit), why=blame.why)
+        producer, blame = self._passage.producer, self._passage.blame
+        return found if blame is None else blame.accuse(found, lambda: producer.poll(PAUSE_S), self._clock)
 
     def _fatal(self) -> Fault | None:
         """Return the error behind `_FATAL`, which librdkafka tells once, by poll."""
