@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,6 +76,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Print what was measured below all else that pytest has to say."""
     if config.getoption("--json") and _measured in config.stash:
         print(json.dumps(config.stash[_measured]), flush=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show where a pipeline stood when its test failed, while its servers are still there."""
+    report = yield
+    found = getattr(item, "funcargs", {}).get("pipeline")
+    if call.when == "call" and report.failed and isinstance(found, Pipeline):
+        try:
+            report.sections.append(("pipeline", found.evidence()))
+        except Exception as error:  # noqa: BLE001 - what the test was about may have taken any server away
+            report.sections.append(("pipeline", f"cannot be looked at: {error!r}"))
+    return report
 
 
 @pytest.fixture

@@ -409,15 +409,17 @@ class Pipeline:
 
     def wait_numbers(self, expected: Sequence[int], deadline_s: float = 60.0) -> None:
         """Wait until all of these have come, then see that they are all, once each and in this order."""
-        try:
-            follow(self.bootstrap, self.topic, len(expected), deadline_s)
-        except AssertionError as error:
-            open_too = len(self.events(isolation="read_uncommitted"))
-            error.add_note(f"{len(self.numbers())} committed records are there, {open_too} with open ones, {self.slot()} at {self.lsn()}")
-            if self.process.poll() is None:
-                error.add_note(json.dumps(self.status()))
-            raise
+        follow(self.bootstrap, self.topic, len(expected), deadline_s)
         assert self.numbers() == list(expected)
+
+    def evidence(self) -> str:
+        """Where both ends and the process stand, for a test that failed: every record with its place, open ones too."""
+        lines = [f"{self.slot()} at {self.lsn()}"]
+        for topic in (self.topic, self.dead_letter_topic, self.position_topic):
+            for event in self.events(topic, isolation="read_uncommitted"):
+                said = event.value if topic == self.position_topic else event.headers
+                lines.append(f"{topic}[{event.partition}]@{event.offset} {event.timestamp_ms} {said!r}"[:1000])
+        return "\n".join([*lines, self.get("/status")[1], self.log])
 
     def position(self) -> Lsn:
         """The end of the last committed position."""
