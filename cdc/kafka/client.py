@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 from cdc.errors import CdcError, ConfigurationError, KafkaRefused
 from cdc.kafka.faults import Code, Fault, Remedy, exception, out_of_reach, remedy
@@ -163,6 +163,15 @@ def meet(producer: Producer, topic: str) -> None:
         for _ in range(MEET_TIMES):
             if producer.list_topics(topic, timeout=MEET_S).orig_broker_id >= 0:
                 return
+
+
+def learn(consumer: Consumer, topic: str) -> None:
+    """Ask where a topic is before it is assigned to a consumer that is connected already; whatever fails, reading will say it better.
+
+    librdkafka asks by itself only when its timer looks for topics without a leader, once a second (rd_kafka_topic_scan_all).
+    """
+    with contextlib.suppress(KafkaException):
+        consumer.list_topics(topic, timeout=MEET_S)
 
 
 def fault_of(error: KafkaError) -> Fault:

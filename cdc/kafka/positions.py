@@ -21,7 +21,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicPartition
 
 from cdc.errors import KafkaRefused, Retriable
-from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, make, raised, retire, usable
+from cdc.kafka.client import LOG, PAUSE_S, Notes, Waiting, learn, make, raised, retire, usable
 from cdc.kafka.faults import Fault, exception
 from cdc.kafka.properties import Properties
 from cdc.kafka.topics import MISSING, Create, Topic, Topics, earliest, latest
@@ -180,6 +180,7 @@ class _Reader:
 
     def last(self, key: bytes, start: int, stop: int, waiting: Waiting) -> tuple[bool, bytes | None]:
         """Return whether a committed record with this key lies in [start, stop), and the value of the last one."""
+        learn(self._consumer, self._topic)
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         found, value = False, None
         began, seen = self._clock(), start

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 
 from cdc.errors import Retriable
+from cdc.event import Place, Seen, Shape
 from cdc.kafka.client import Notes, Waiting, make, raised, retire, usable
 from cdc.kafka.properties import admin_properties, client_properties, consumer_properties
-from cdc.kafka.topics import Topics, at_time, earliest, latest
+from cdc.kafka.topics import Topic, Topics, at_time, earliest, latest
+
+__all__ = ["Place", "Seen", "Subscriber"]
 
 FETCH = 2_000
 """Records that one call hands over."""
@@ -40,21 +43,6 @@ PATIENCE_S = 30.0
 """How long nothing at all may come before the broker counts as lost; aborted records count as nothing."""
 
 
-class Seen(NamedTuple):
-    """One committed record, where it lies and when it was made."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    timestamp_ms: int
-
-
-Place = tuple[str, int]
-"""A topic's name and a partition's number."""
-
 
 class Subscriber:
     """Reads topics; each call of `read` is independent of the others."""
@@ -71,6 +59,15 @@ class Subscriber:
     def close(self) -> None:
         """Let the administrative client go."""
         self.topics.close()
+
+    def names(self, waiting: Waiting) -> list[str]:
+        """Return the names of all topics that we may see."""
+        return self.topics.names(waiting)
+
+    def shapes(self, topics: Sequence[str], waiting: Waiting) -> dict[str, Shape]:
+        """Return how each of the topics that can be described keeps records."""
+        described = self.topics.describe(topics, waiting).values()
+        return {t.name: Shape(t.partitions, "compact" in t.config.get("cleanup.policy", "")) for t in described if isinstance(t, Topic)}
 
     def bounds(self, topics: Sequence[str], waiting: Waiting) -> dict[Place, tuple[int, int]]:
         """Return the first offset that is still there and the end of what is committed, for each partition."""
@@ -127,16 +124,22 @@ class Subscriber:
 
     def settle(self, topics: Sequence[str], waiting: Waiting) -> None:
         """Wait until all that was written to the topics by now is committed or aborted; raises Retriable after SETTLE_S."""
+        if not self.settled(topics, SETTLE_S, waiting):
+            msg = f"a Kafka transaction is open on {', '.join(topics)}"
+            raise Retriable(msg, "try again when it has ended")
+
+    def settled(self, topics: Sequence[str], patience_s: float, waiting: Waiting) -> bool:
+        """Wait until all that was written to the topics by now is committed or aborted; return whether it is."""
         asked = {TopicPartition(*place): latest() for place in self._places(topics, waiting)}
         goal = self.topics.offsets(asked, IsolationLevel.READ_UNCOMMITTED, waiting)
-        deadline = self._clock() + SETTLE_S
+        deadline = self._clock() + patience_s
         while any(
             stable < end for stable, end in zip(self.topics.offsets(asked, IsolationLevel.READ_COMMITTED, waiting), goal, strict=True)
         ):
             if self._clock() >= deadline:
-                msg = f"a Kafka transaction is open on {', '.join(topics)}"
-                raise Retriable(msg, "try again when it has ended")
+                return False
             time.sleep(WAIT_S)
+        return True
 
     def _fetch(self, consumer: Consumer, notes: Notes) -> list[Any]:
         """Return records and EOFs: Message, whose types would have to be asserted for each one."""
