@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from cdc.audit.open_letters import OpenLetters
 from cdc.avro.current import CurrentRegistry
+from cdc.errors import ConfigurationError
 from cdc.kafka.groups import Groups
 from cdc.kafka.properties import admin_properties, client_properties
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
+from cdc.observe.history import SAMPLE_S
 from cdc.observe.observer import COUNT_S, PipelineObserver
 from cdc.observe.periodic import Periodic
 from cdc.observe.tracing import traced
@@ -27,7 +29,7 @@ from cdc.outbox.publication import check_outbox
 from cdc.outbox.replay import router_from
 from cdc.outbox.retention import TICK_S, Retention
 from cdc.pipeline.parking import Policy
-from cdc.pipeline.ports import Observer, Waiting
+from cdc.pipeline.ports import Observer, Reader, Sink, Waiting
 from cdc.pipeline.relay import Relay
 from cdc.pipeline.supervisor import Identity, Supervisor
 from cdc.position import Position
@@ -41,6 +43,8 @@ from cdc.settings import Settings
 from cdc.settings import mapping as settings_mapping
 
 if TYPE_CHECKING:
+    from cdc.audit.finding import Doctor
+    from cdc.audit.payloads import Payloads
     from cdc.audit.takeover import Takeover
     from cdc.settings.debezium import Connector
 
@@ -96,7 +100,9 @@ def catalog(settings: Settings) -> LiveCatalog:
 
 
 def create(settings: Settings) -> Create | None:
-    """Return how missing topics are made, or None when they must exist."""
+    """Return how missing topics are made, or None when they must exist; other sinks than Kafka make what they need in one way."""
+    if settings.sink != "kafka":
+        return Create(1, 1, 1)
     return None if settings.topics.create is None else Create(**settings.topics.create.model_dump())
 
 
@@ -129,8 +135,39 @@ def policy(settings: Settings) -> Policy:
     return Policy(settings.name, settings.topics.dead_letter if settings.outbox.on_invalid == "dead-letter" else None)
 
 
-def publisher(settings: Settings) -> KafkaPublisher:
+def publisher(settings: Settings) -> Sink:
+    """Return who publishes: with `subscriber` and `doctor` the place where the sink is chosen."""
+    if settings.redis is not None:
+        raise ConfigurationError("nothing publishes to Redis yet", "leave the table [redis] out")
+    return kafka_publisher(settings)
+
+
+def subscriber(settings: Settings) -> Reader:
+    """Return a reader of committed records."""
+    if settings.redis is not None:
+        raise ConfigurationError("nothing reads from Redis yet", "leave the table [redis] out")
+    return kafka_subscriber(settings)
+
+
+def doctor(settings: Settings) -> Doctor:
+    """Return what `cdc check` asks the sink."""
+    if settings.redis is not None:
+        raise ConfigurationError("Redis cannot be checked yet", "leave the table [redis] out")
+    from cdc.audit import check_kafka  # noqa: PLC0415 - the pipeline needs no doctor
+
+    return check_kafka.doctor(kafka_publisher(settings))
+
+
+def _only_kafka(settings: Settings) -> None:
+    """Refuse what another sink cannot serve."""
+    if settings.sink != "kafka":
+        msg = f"this command works with Kafka only, and the pipeline publishes to {settings.sink}"
+        raise ConfigurationError(msg, "docs/which-broker.md says which commands each sink has, and what to do without")
+
+
+def kafka_publisher(settings: Settings) -> KafkaPublisher:
     """Return the transactional producer."""
+    _only_kafka(settings)
     return KafkaPublisher(
         name=settings.name,
         kafka=settings.kafka,
@@ -142,6 +179,7 @@ def publisher(settings: Settings) -> KafkaPublisher:
 
 def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
     """Return the producer of a command that publishes beside the pipeline: its identity is its own, so it never fences it."""
+    _only_kafka(settings)
     return KafkaPublisher(
         name=f"{settings.name}-{command}",
         kafka=settings.kafka,
@@ -150,13 +188,15 @@ def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
     )
 
 
-def subscriber(settings: Settings) -> Subscriber:
-    """Return a reader of committed records."""
+def kafka_subscriber(settings: Settings) -> Subscriber:
+    """Return a reader of Kafka's committed records."""
+    _only_kafka(settings)
     return Subscriber(name=settings.name, kafka=settings.kafka)
 
 
 def groups(settings: Settings) -> Groups:
     """Return who moves consumer groups."""
+    _only_kafka(settings)
     return Groups(admin_properties(client_properties(settings.kafka), settings.name))
 
 
@@ -171,11 +211,24 @@ def watchers(settings: Settings, watch: PipelineObserver) -> list[Periodic]:
     letters = OpenLetters(lambda: subscriber(settings), settings.topics.dead_letter, settings.name)
     beside = [
         Periodic("watchdog", watchdog.look, LOOK_S),
-        Periodic("dead-letters", lambda leave: watch.count_dead_letters(letters.count, leave), COUNT_S),
+        Periodic("dead-letters", lambda leave: watch.count_dead_letters(letters.count, leave, letters.last), COUNT_S),
     ]
+    if settings.http.address is not None:
+        beside.append(Periodic("history", watch.history.look, SAMPLE_S))
     if settings.outbox.retention is not None:
         beside.append(Periodic("retention", retention(settings, settings.outbox.retention, watch).look, TICK_S))
     return beside
+
+
+def payloads(settings: Settings, current: CurrentRegistry) -> Payloads:
+    """Return who reads a dead letter whole."""
+    from cdc.audit.dead_letters import DeadLetters  # noqa: PLC0415 - for who asks
+    from cdc.audit.payloads import Payloads  # noqa: PLC0415
+
+    def connect() -> DeadLetters:
+        return DeadLetters(subscriber(settings), settings.topics.dead_letter, settings.name)
+
+    return Payloads(connect, mapping(settings), lambda: current.registry)
 
 
 def takeover(settings: Settings, reader: Subscriber, connector: Connector, offsets_topic: str | None) -> Takeover:

@@ -22,6 +22,29 @@ class Record(NamedTuple):
     partition: int = -1
 
 
+class Seen(NamedTuple):
+    """One committed record, where it lies and when it was made."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+Place = tuple[str, int]
+"""A topic's name and a partition's number."""
+
+
+class Shape(NamedTuple):
+    """How a topic keeps records: its partitions, and whether it keeps only the last one of each key."""
+
+    partitions: int
+    compacted: bool
+
+
 def name_of(record: Record) -> bytes | None:
     """Return what tells an event from all others of its pipeline: its place, or its id where the headers have no place."""
     if record.headers and record.headers[0][0] == "id":

@@ -19,8 +19,8 @@ from cdc.audit.diagnosis import strange
 from cdc.audit.finding import Case
 from cdc.audit.hold import Hold
 from cdc.errors import ConfigurationError, ContinuityError
-from cdc.kafka.publisher import KafkaPublisher
 from cdc.pipeline.continuity import Evidence
+from cdc.pipeline.ports import Sink
 from cdc.position import Position
 from cdc.postgres.bookmarks import Bookmark, bookmarks, prefix
 from cdc.postgres.catalog import LiveCatalog
@@ -75,7 +75,7 @@ class Rewind:
 
     case: Case
     admin_dsn: str
-    publisher: KafkaPublisher
+    publisher: Sink
     catalog: LiveCatalog
     say: Callable[[str], None]
 

@@ -15,31 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from confluent_kafka import IsolationLevel, TopicPartition
-
-from cdc.audit import check_kafka, check_postgres
-from cdc.audit.finding import Case, Finding, Patience, Status, Told, asked, failed, nothing, ok, warning
+from cdc.audit import check_postgres
+from cdc.audit.finding import Case, Doctor, Finding, Patience, Status, Told, asked, failed, ok, warning
 from cdc.audit.init import IDENTIFY_TIMEOUT_S
 from cdc.avro import folder
 from cdc.errors import CdcError, ContinuityError
-from cdc.kafka.publisher import KafkaPublisher
-from cdc.kafka.topics import latest
 from cdc.pipeline import continuity
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
 from cdc.postgres.server import Server
 
 
-def examine(case: Case, publisher: KafkaPublisher, patience: Patience) -> list[Finding]:
+def examine(case: Case, doctor: Doctor, patience: Patience) -> list[Finding]:
     """Ask everything; the findings stand in the order of an operator's questions."""
     catalog = LiveCatalog(case.dsn, case.application_name)
     try:
-        return list(_examination(case, catalog, publisher, patience))
+        return list(_examination(case, catalog, doctor, patience))
     finally:
         catalog.close()
 
 
-def _examination(case: Case, catalog: LiveCatalog, publisher: KafkaPublisher, patience: Patience) -> Iterator[Finding]:
+def _examination(case: Case, catalog: LiveCatalog, doctor: Doctor, patience: Patience) -> Iterator[Finding]:
     yield from asked("schemas", "folder", _schemas(case))
     server = list(asked("postgres", "reachable", check_postgres.reached(catalog, patience)))
     yield from server
@@ -47,13 +43,13 @@ def _examination(case: Case, catalog: LiveCatalog, publisher: KafkaPublisher, pa
     if server_answers:
         for check, question in check_postgres.QUESTIONS.items():
             yield from asked("postgres", check, question(case, catalog))
-    cluster = list(asked("kafka", "reachable", check_kafka.reached(publisher, patience)))
-    yield from cluster
-    if cluster[-1].status is not Status.FAILED:
-        for check, ask in check_kafka.QUESTIONS.items():
-            yield from asked("kafka", check, ask(case, publisher))
+    sink = list(asked(doctor.area, "reachable", doctor.reached(patience)))
+    yield from sink
+    if sink[-1].status is not Status.FAILED:
+        for check, ask in doctor.questions.items():
+            yield from asked(doctor.area, check, ask(case))
         if server_answers:
-            yield from asked("continuity", "position and slot", _continuity(case, catalog, publisher))
+            yield from asked("continuity", "position and slot", _continuity(case, catalog, doctor))
 
 
 def _schemas(case: Case) -> Told:
@@ -75,13 +71,13 @@ def _schemas(case: Case) -> Told:
         yield ok(f"{len(versions)} versions of {len(registry.subjects)} subjects are locked and compile")
 
 
-def _continuity(case: Case, catalog: LiveCatalog, publisher: KafkaPublisher) -> Told:
+def _continuity(case: Case, catalog: LiveCatalog, doctor: Doctor) -> Told:
     before = look(case, catalog)
     try:
-        position, cluster = publisher.peek()
-        hidden = hides(publisher)
+        position, cluster = doctor.sink.peek()
+        hidden = doctor.hides()
     except CdcError as error:
-        yield failed(f"the position cannot be read: {error.what}", error.fix or "see what was found of Kafka")
+        yield failed(f"the position cannot be read: {error.what}", error.fix or f"see what was found of {doctor.area}")
         return
     server = replace(look(case, catalog), slot=before.slot)
     try:
@@ -105,11 +101,3 @@ def look(case: Case, catalog: LiveCatalog) -> Server:
         return catalog.server(case.slot, case.publication, system_id, history, link.backend_pid)
     finally:
         link.close()
-
-
-def hides(publisher: KafkaPublisher) -> bool:
-    """Tell whether an open Kafka transaction may hide a position: readers of committed records see less than there is."""
-    partition = TopicPartition(publisher.positions.topic, 0)
-    (seen,) = publisher.topics.offsets({partition: latest()}, IsolationLevel.READ_COMMITTED, nothing)
-    (end,) = publisher.topics.offsets({partition: latest()}, IsolationLevel.READ_UNCOMMITTED, nothing)
-    return seen < end

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from cdc.audit.finding import Case, Patience, Told, failed, nothing, ok, warning
+from confluent_kafka import IsolationLevel, TopicPartition
+
+from cdc.audit.finding import Case, Doctor, Patience, Told, failed, nothing, ok, warning
 from cdc.errors import CdcError
 from cdc.kafka.faults import Fault
 from cdc.kafka.positions import SAFE_REPLICAS
 from cdc.kafka.publisher import KafkaPublisher
-from cdc.kafka.topics import MISSING, Topic
+from cdc.kafka.topics import MISSING, Topic, latest
 from cdc.outbox.mapping import placeholders
 
 TRANSACTION_STATE = "__transaction_state"
+
+
+def doctor(publisher: KafkaPublisher) -> Doctor:
+    """Return what is asked of Kafka."""
+    questions = {check: lambda case, ask=ask: ask(case, publisher) for check, ask in QUESTIONS.items()}
+    return Doctor("kafka", publisher, partial(reached, publisher), questions, partial(hides, publisher))
+
+
+def hides(publisher: KafkaPublisher) -> bool:
+    """Tell whether an open Kafka transaction may hide a position: readers of committed records see less than there is."""
+    partition = TopicPartition(publisher.positions.topic, 0)
+    (seen,) = publisher.topics.offsets({partition: latest()}, IsolationLevel.READ_COMMITTED, nothing)
+    (end,) = publisher.topics.offsets({partition: latest()}, IsolationLevel.READ_UNCOMMITTED, nothing)
+    return seen < end
 
 
 def reached(publisher: KafkaPublisher, patience: Patience) -> Told:

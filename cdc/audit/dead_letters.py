@@ -18,11 +18,12 @@ from typing import NamedTuple
 from cdc.avro.masking import MASK, masked_text
 from cdc.avro.registry import Registry
 from cdc.errors import InvalidEvent
+from cdc.event import Seen
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.outbox.dead_letter import REDRIVEN, said
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.router import fill
+from cdc.pipeline.ports import Reader
 
 Progress = Callable[[float], object]
 
@@ -30,6 +31,9 @@ _PATH = re.compile(r"\$[.\[][^\s:;,]*")
 
 STEP = 1_000
 """Records between two reports of progress."""
+
+LAST = 25
+"""Letters that a running pipeline keeps to be shown; the topic has all."""
 
 
 class Letter(NamedTuple):
@@ -78,7 +82,7 @@ class Choice:
 class DeadLetters:
     """One pipeline's dead letters, and what reads them."""
 
-    subscriber: Subscriber
+    subscriber: Reader
     topic: str
     pipeline: str
 
@@ -90,7 +94,7 @@ class DeadLetters:
             if REDRIVEN in headers:
                 redriven.add(headers.get("cdc.sequence", ""))
             elif headers.get("__connect.errors.connector.name", self.pipeline) == self.pipeline:
-                letter = _letter(seen, headers)
+                letter = letter_of(seen, headers)
                 if choice.takes(letter):
                     found.append(letter)
             if done % STEP == 0:
@@ -134,7 +138,8 @@ def texts(seen: Seen) -> dict[str, str]:
     return {name: (value or b"").decode(errors="backslashreplace") for name, value in seen.headers}
 
 
-def _letter(seen: Seen, headers: dict[str, str]) -> Letter:
+def letter_of(seen: Seen, headers: dict[str, str]) -> Letter:
+    """Return what a record of the topic tells, its headers as text."""
     return Letter(
         id=headers.get("cdc.id", ""),
         sequence=headers.get("cdc.sequence", ""),

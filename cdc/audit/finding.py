@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +12,7 @@ from cdc.errors import CdcError
 from cdc.kafka.topics import Create
 from cdc.outbox.emit import Emit
 from cdc.outbox.mapping import OutboxMapping
+from cdc.pipeline.ports import Sink
 from cdc.postgres.slot import Table
 
 Answer = TypeVar("Answer")
@@ -63,6 +64,20 @@ class Case:
 
 Told = Iterator[tuple[Status, str, str]]
 """What a question yields: how it is, what was seen, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor:
+    """What is asked of a sink, under the name of `area`: first `reached`, and once it answers, the `questions` in their order.
+
+    `hides` tells whether a newer position may be there that cannot be seen now.
+    """
+
+    area: str
+    sink: Sink
+    reached: Callable[[Patience], Told]
+    questions: Mapping[str, Callable[[Case], Told]]
+    hides: Callable[[], bool]
 
 
 def asked(area: str, check: str, answers: Told) -> Iterator[Finding]:

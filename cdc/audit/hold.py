@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from cdc.errors import ContinuityError, Retriable
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.publisher import KafkaPublisher
+from cdc.pipeline.ports import Sink
 from cdc.position import Position, time_text
 from cdc.postgres.catalog import LiveCatalog
 
@@ -74,7 +74,7 @@ class Hold:
             raise ContinuityError(msg, f"let it finish, or run `{command}` again; `cdc recover` ends any hold")
         return position
 
-    def take(self, publisher: KafkaPublisher, catalog: LiveCatalog, slot: str) -> Position:
+    def take(self, publisher: Sink, catalog: LiveCatalog, slot: str) -> Position:
         """Fence, write the hold, and see that nobody reads the slot; return the position with the hold.
 
         `catalog` is connected as the pipeline's own role, which may end its own backends.
@@ -85,7 +85,7 @@ class Hold:
         free(catalog, slot)
         return position
 
-    def end(self, publisher: KafkaPublisher, position: Position) -> Position:
+    def end(self, publisher: Sink, position: Position) -> Position:
         """Commit what was produced with the position that ends the hold; return it."""
         ended = replace(position, hold=None)
         publisher.commit(ended, nobody_waits)

@@ -18,7 +18,6 @@ from cdc.audit.outgoing import Outgoing, before, nobody_looks
 from cdc.audit.table_rows import View, condition, looking, table_rows
 from cdc.errors import CdcError, ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused, TransactionTimedOut
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
 from cdc.outbox.emit import FUNCTIONS, SCHEMA, Emit
 from cdc.outbox.mapping import OutboxMapping
@@ -28,6 +27,7 @@ from cdc.outbox.router import Router
 from cdc.outbox.table import check_columns, create_sql
 from cdc.pipeline import continuity
 from cdc.pipeline.parking import Policy
+from cdc.pipeline.ports import Sink
 from cdc.position import Existing, Fingerprint, Lsn, Position, time_text
 from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
@@ -36,7 +36,7 @@ from cdc.postgres.server import Server
 from cdc.postgres.slot import PARTS_SINCE, Administration, Table
 
 Say = Callable[[str], None]
-TakeOver = Callable[[KafkaPublisher, Position, Callable[[], object], Say], Position]
+TakeOver = Callable[[Sink, Position, Callable[[], object], Say], Position]
 """Begins where somebody else's slot stands: gets the draft of the first position and what makes the publication, commits it."""
 
 Progress = Callable[[float], object]
@@ -83,12 +83,12 @@ class _Ends:
     plan: Plan
     administration: Administration
     catalog: LiveCatalog
-    publisher: KafkaPublisher
+    publisher: Sink
     say: Say
     progress: Progress
 
 
-def init(plan: Plan, publisher: KafkaPublisher, now_us: int, say: Say, progress: Progress = nobody_looks) -> Position:
+def init(plan: Plan, publisher: Sink, now_us: int, say: Say, progress: Progress = nobody_looks) -> Position:
     """Create what is missing and return the position; raises what `cdc run` would raise for what is wrong."""
     administration = Administration(plan.admin_dsn, plan.dsn, plan.application_name)
     catalog = LiveCatalog(plan.admin_dsn, plan.application_name)

@@ -5,12 +5,14 @@ Open is what `cdc dead-letters list` shows: no redrive has left a record beside 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
-from cdc.audit.dead_letters import texts
+from cdc.audit.dead_letters import LAST, Letter, letter_of, texts
+from cdc.event import Place, Seen
 from cdc.kafka.client import Waiting
-from cdc.kafka.subscriber import Place, Seen, Subscriber
 from cdc.outbox.dead_letter import REDRIVEN
+from cdc.pipeline.ports import Reader
 
 RECORDS_MAX = 100_000
 """A topic with more records is not counted: reading it would take seconds from the pipeline, and the open ones 20 MB."""
@@ -19,16 +21,21 @@ RECORDS_MAX = 100_000
 class OpenLetters:
     """One pipeline's open dead letters; `connect` makes a reader, which lives for one look."""
 
-    def __init__(self, connect: Callable[[], Subscriber], topic: str, pipeline: str) -> None:
+    def __init__(self, connect: Callable[[], Reader], topic: str, pipeline: str) -> None:
         self._connect = connect
         self._topic = topic
         self._pipeline = pipeline
         self._read: dict[Place, int] = {}
         self._open: dict[str, tuple[Place, int]] = {}
         self._closed: set[str] = set()
+        self._last = deque[Letter](maxlen=LAST)
 
     def __repr__(self) -> str:
         return f"<OpenLetters {len(self._open)} in {self._topic}>"
+
+    def last(self) -> tuple[Letter, ...]:
+        """Return the letters that were read last, newest first, and whether they are open."""
+        return tuple(letter._replace(open=letter.sequence in self._open) for letter in reversed(self._last))
 
     def count(self, waiting: Waiting) -> int | None:
         """Return how many there are now, or None when the topic is too large; raises what reading raises."""
@@ -57,3 +64,4 @@ class OpenLetters:
                 self._closed.add(name)
         elif headers.get("__connect.errors.connector.name", self._pipeline) == self._pipeline and name not in self._closed:
             self._open[name] = (place, seen.offset)
+            self._last.append(letter_of(seen, headers))

@@ -15,9 +15,9 @@ from cdc.errors import InvalidEvent, TransactionTimedOut
 from cdc.event import Record
 from cdc.kafka.client import nobody_waits
 from cdc.kafka.limits import fits
-from cdc.kafka.publisher import KafkaPublisher
 from cdc.outbox.router import Router
 from cdc.pipeline.parking import Policy, park
+from cdc.pipeline.ports import Sink
 from cdc.position import Lsn
 from cdc.postgres.transaction import Row
 
@@ -50,7 +50,7 @@ class Outgoing:
     done to every record. Rows that are `placed` come from the log, and keep their number in their transaction.
     """
 
-    publisher: KafkaPublisher
+    publisher: Sink
     router: Router
     generation: int
     policy: Policy | None

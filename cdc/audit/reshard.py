@@ -28,7 +28,7 @@ from cdc.audit.hold import Hold
 from cdc.audit.init import Plan, Say, init
 from cdc.errors import ContinuityError, Retriable
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.publisher import KafkaPublisher
+from cdc.pipeline.ports import Sink
 from cdc.position import Existing, Lsn, Position, time_text
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.connection import connect, remedies
@@ -50,7 +50,7 @@ class Shard:
     """A pipeline that ends, or one that begins."""
 
     plan: Plan
-    publisher: KafkaPublisher
+    publisher: Sink
 
 
 def reshard(old: Sequence[Shard], new: Sequence[Shard], *, host: str, now_us: int, say: Say) -> Lsn:
@@ -94,7 +94,7 @@ def _prepared(  # noqa: PLR0913 - both ends
     """Make what a new shard needs; return the draft of its first position, or the first position of one that has begun."""
     plan, publisher = shard.plan, shard.publisher
 
-    def begin(publisher: KafkaPublisher, pending: Position, ensure_publication: object, say: Say) -> Position:
+    def begin(publisher: Sink, pending: Position, ensure_publication: object, say: Say) -> Position:
         assert callable(ensure_publication)
         publisher.recover(nobody_waits)
         publisher.commit(pending, nobody_waits)

@@ -28,13 +28,13 @@ from cdc.audit.outgoing import Outgoing
 from cdc.audit.verify import event_id
 from cdc.errors import ContinuityError, KafkaRefused, TransactionTimedOut
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.outbox.mapping import OutboxMapping, topics_of
 from cdc.outbox.publication import check_publication
 from cdc.outbox.replay import Encoders
 from cdc.outbox.router import Router
 from cdc.pipeline.parking import Policy
+from cdc.pipeline.ports import Sink
 from cdc.position import Existing, Lsn, Position, Witness
 from cdc.postgres import partitions
 from cdc.postgres.catalog import LiveCatalog
@@ -108,9 +108,7 @@ class Takeover:
     whole_topics: bool
     told: _Told = field(default_factory=_Told)
 
-    def begin(
-        self, publisher: KafkaPublisher, draft: Position, make_publication: Callable[[], object], say: Callable[[str], None]
-    ) -> Position:
+    def begin(self, publisher: Sink, draft: Position, make_publication: Callable[[], object], say: Callable[[str], None]) -> Position:
         """Prove the place, publish what is left below it, and commit it; `draft` has what a first position needs beside."""
         self.told = _Told()
         try:

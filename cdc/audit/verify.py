@@ -19,18 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from confluent_kafka import IsolationLevel, TopicPartition
-
 from cdc.audit import judge
 from cdc.audit.judge import UNTOLD, Absent, Row, Verdict, Visible, digest, limit_of, place_of
 from cdc.audit.outbox_rows import PROGRESS, MeantFor, OutboxRows, SeenBy, milliseconds, murmur2
 from cdc.audit.spool import Sorter, Spool
 from cdc.errors import ContinuityError
+from cdc.event import Place, Seen
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.subscriber import Seen, Subscriber
-from cdc.kafka.topics import Topic, latest
 from cdc.outbox.dead_letter import REDRIVEN
 from cdc.outbox.mapping import REPLAY_MARKERS, topics_of
+from cdc.pipeline.ports import Reader
 from cdc.position import Lsn, Position
 
 POLL_S = 0.1
@@ -40,7 +38,6 @@ RESTART_S = 3.0
 """How long a pipeline that does not run is given to come back; without one the position stands still."""
 
 Progress = Callable[[float], object]
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Ends:
     dead_letter: str
     position_topic: str
     rows: OutboxRows
-    subscriber: Subscriber
+    subscriber: Reader
     position: Callable[[], Position | None]
     running: Callable[[], bool]
 
@@ -147,7 +144,7 @@ class _Fates:
 
 def _topics(ends: Ends, from_rows: Iterable[str]) -> list[str]:
     """Return the topics to read: those that rows are meant for, those that fit the route, and the dead letters'."""
-    there = set(ends.subscriber.topics.names(nobody_waits))
+    there = set(ends.subscriber.names(nobody_waits))
     wanted = {*from_rows, *topics_of(ends.route, there), ends.dead_letter} - {ends.position_topic}
     return sorted(wanted & there)
 
@@ -165,25 +162,14 @@ def _wait_published(ends: Ends, lsn: Lsn, deadline: float) -> bool:
 
 def _wait_readable(ends: Ends, topics: Sequence[str], deadline: float) -> bool:
     """Wait until everything that lies in the topics now can be read; return whether it can."""
-    counts = ends.subscriber.topics.partitions(topics, nobody_waits) if topics else {}
-    places = [TopicPartition(topic, number) for topic in topics for number in range(counts[topic])]
-    ask = ends.subscriber.topics.offsets
-    goal = ask({place: latest() for place in places}, IsolationLevel.READ_UNCOMMITTED, nobody_waits)
-    while any(
-        stable < end
-        for stable, end in zip(ask({place: latest() for place in places}, IsolationLevel.READ_COMMITTED, nobody_waits), goal, strict=True)
-    ):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
+    return not topics or ends.subscriber.settled(topics, deadline - time.monotonic(), nobody_waits)
 
 
 def _read(ends: Ends, spool: Spool, topics: Sequence[str], since_ms: int | None, progress: Progress) -> _Kept:
     kept, firsts = _Kept(), dict[Place, Seen]()
-    described = ends.subscriber.topics.describe(topics, nobody_waits)
-    kept.compacted = {t.name for t in described.values() if isinstance(t, Topic) and "compact" in t.config.get("cleanup.policy", "")}
-    kept.partitions = {t.name: t.partitions for t in described.values() if isinstance(t, Topic)}
+    shapes = ends.subscriber.shapes(topics, nobody_waits)
+    kept.compacted = {topic for topic, shape in shapes.items() if shape.compacted}
+    kept.partitions = {topic: shape.partitions for topic, shape in shapes.items()}
     bounds = ends.subscriber.bounds(topics, nobody_waits) if topics else {}
     cut = {place for place, (low, _) in bounds.items() if low > 0 and since_ms is None}
     for done, seen in enumerate(ends.subscriber.read(topics, since_ms=since_ms) if topics else (), 1):

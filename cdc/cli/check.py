@@ -23,15 +23,15 @@ Answer = TypeVar("Answer")
 def check(config: Config = None, sets: Sets = None, timeout_s: Timeout = TIMEOUT_S, as_json: Json = False) -> None:
     """Look at every precondition in PostgreSQL, Kafka and the schema folder; changes nothing."""
     settings = settings_from(config, sets)
-    publisher = app.publisher(settings)
+    doctor = app.doctor(settings)
 
     def patience(attempt: Callable[[], Answer]) -> Answer:
         return within(timeout_s, attempt)
 
     try:
-        findings = [masked(finding) for finding in examine(case(settings), publisher, patience)]
+        findings = [masked(finding) for finding in examine(case(settings), doctor, patience)]
     finally:
-        publisher.close()
+        doctor.sink.close()
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     if as_json:
         print_json({"ok": not failed, "findings": [dataclasses.asdict(finding) for finding in findings], "settings": settings.effective()})

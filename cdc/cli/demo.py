@@ -141,7 +141,7 @@ class Demo:
                 connection.execute(data.DDL)
         self.pipeline = self._own(PipelineProcess(self.config, port), PipelineProcess.stop)
         self.pipeline.start()
-        subscriber = app.subscriber(self.settings)
+        subscriber = app.kafka_subscriber(self.settings)
         subscriber.topics.create(TOPIC, Create(3, 1, 1), {}, _nothing)
         topics = [TOPIC, self.settings.topics.dead_letter]
         self.watcher = self._own(Watcher(subscriber, topics, self._visible), Watcher.close)

@@ -62,7 +62,7 @@ class Services:
         self.settings = load(config)
         init(config=config, create_table=True)
         furnish(self.place, cups=max(10, round(expected_orders * SCARCE / 10)))
-        topics = app.subscriber(settings).topics
+        topics = app.kafka_subscriber(settings).topics
         for topic in self.place.topics(ORDERS, STOCK, USERS):
             topics.create(topic, Create(3, 1, 1), {}, _nothing)
         topics.close()

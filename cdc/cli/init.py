@@ -95,7 +95,7 @@ def _init(
             if connector.slot != plan.slot:
                 msg = f"the connector reads slot {connector.slot!r}, and postgres.slot is {plan.slot!r}"
                 raise ConfigurationError(msg, f'set postgres.slot = "{connector.slot}"')
-            subscriber = opened.enter_context(closing(app.subscriber(settings)))
+            subscriber = opened.enter_context(closing(app.kafka_subscriber(settings)))
             plan = replace(plan, take_over=app.takeover(settings, subscriber, connector, offsets_topic).begin)
         publisher = opened.enter_context(closing(app.publisher(settings)))
         with progress("publishing rows") as step:

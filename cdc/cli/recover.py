@@ -47,7 +47,7 @@ def recover(
     """Make a new slot and publish the rows that Kafka lacks, or go back to where the log forked; nothing is changed on refusal."""
     settings = settings_from(config, sets)
     since_us = None if since is None else milliseconds(since) * 1000
-    publisher, subscriber, catalog = app.publisher(settings), app.subscriber(settings), app.catalog(settings)
+    publisher, subscriber, catalog = app.kafka_publisher(settings), app.kafka_subscriber(settings), app.catalog(settings)
     ends = Ends(
         case=case(settings),
         admin_dsn=(settings.postgres.admin_dsn or settings.postgres.dsn).get_secret_value(),

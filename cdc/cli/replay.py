@@ -42,7 +42,7 @@ def replay(
         raise ConfigurationError(f"--to-topic {to_topic!r} is no topic: {fault}", "correct it")
     if to_topic in (settings.topics.position, settings.topics.dead_letter):
         raise ConfigurationError(f"--to-topic {to_topic!r} is the pipeline's own", "take another topic")
-    catalog, pipeline, publisher = app.catalog(settings), app.publisher(settings), app.command_publisher(settings, "replay")
+    catalog, pipeline, publisher = app.catalog(settings), app.kafka_publisher(settings), app.command_publisher(settings, "replay")
 
     def running() -> bool:
         slot = catalog.slot(settings.postgres.slot)

@@ -16,10 +16,11 @@ from cdc.avro.registry import Registry
 from cdc.cli.options import Config, Json, Sets, settings_from
 from cdc.cli.output import say
 from cdc.errors import InvalidEvent, KafkaRefused, Retriable
+from cdc.event import Seen
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.outbox.mapping import KEYS, OutboxMapping, topics_of
 from cdc.outbox.router import fill
+from cdc.pipeline.ports import Reader
 from cdc.settings import Settings
 
 
@@ -51,10 +52,10 @@ def tail(
         subscriber.close()
 
 
-def routed(settings: Settings, subscriber: Subscriber) -> list[str]:
+def routed(settings: Settings, subscriber: Reader) -> list[str]:
     """Return the topics that exist and fit the route; raises KafkaRefused when there is none."""
     own = {settings.topics.position, settings.topics.dead_letter}
-    found = [name for name in topics_of(settings.topics.route, subscriber.topics.names(nobody_waits)) if name not in own]
+    found = [name for name in topics_of(settings.topics.route, subscriber.names(nobody_waits)) if name not in own]
     if not found:
         msg = f"no topic fits topics.route = {settings.topics.route!r} yet"
         raise KafkaRefused(msg, "publish an event, or name a topic")
@@ -108,7 +109,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a schema holds
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _records(subscriber: Subscriber, topics: list[str], *, from_beginning: bool) -> Iterator[Seen]:
+def _records(subscriber: Reader, topics: list[str], *, from_beginning: bool) -> Iterator[Seen]:
     if from_beginning:
         return subscriber.read(topics)
     return subscriber.read(topics, since_ms=_END_OF_TIME_MS, follow=True)

@@ -11,7 +11,7 @@ Rules.
 - No callback for each event: librdkafka fails the commit when a delivery failed for good (delivery.report.only.error).
 - recover() fences before it reads. The other way round: A commits, B reads the old position, B fences A, and B publishes
   A's batch again.
-- Every transactional call is made once (see call.py).
+- Every transactional call is made once (see cdc/resilience/call.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from confluent_kafka import KafkaException, Producer
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
 from cdc.event import Record, Route
 from cdc.kafka.blame import Blame
-from cdc.kafka.call import Caller, PatienceEnded
+from cdc.resilience.call import Caller, PatienceEnded
 from cdc.kafka.client import LOG, PAUSE_S, SETTLED_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
 from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.limits import route_from, topic_limit

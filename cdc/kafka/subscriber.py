@@ -43,7 +43,6 @@ PATIENCE_S = 30.0
 """How long nothing at all may come before the broker counts as lost; aborted records count as nothing."""
 
 
-
 class Subscriber:
     """Reads topics; each call of `read` is independent of the others."""
 

@@ -7,10 +7,10 @@ this order: `Source.look`, `Publisher.peek`, `Source.open`, `Publisher.recover`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from cdc.event import Record, Route
+from cdc.event import Place, Record, Route, Seen, Shape
 from cdc.position import Lsn, Position
 from cdc.postgres.server import Server
 from cdc.postgres.transaction import Row, TransactionEnd
@@ -104,6 +104,77 @@ class Publisher(Protocol):
 
     def drop(self) -> None:
         """Forget the producer as it is; never blocks, safe at any time and more than once."""
+
+
+class Positions(Protocol):
+    """Where a sink keeps the positions of one pipeline: a topic of Kafka, or what stands in its place."""
+
+    @property
+    def topic(self) -> str:
+        """What it is called in the sink (the settings' topics.position)."""
+
+    def exists(self, waiting: Waiting) -> bool:
+        """Tell whether it is there."""
+
+    def create(self, replication_factor: int, min_insync_replicas: int, waiting: Waiting) -> bool:
+        """Make it as it must be; return False when it was there already. A sink without replicas takes no notice of the numbers."""
+
+    def verify(self, waiting: Waiting) -> None:
+        """Raise KafkaRefused unless it is there, is ours to use, and keeps the last position whatever happens."""
+
+
+class Sink(Publisher, Protocol):
+    """A Publisher as commands use it, beside the pipeline."""
+
+    @property
+    def positions(self) -> Positions:
+        """Where it keeps positions."""
+
+    @property
+    def opened_at(self) -> float | None:
+        """When the present transaction of the sink began, by time.monotonic."""
+
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
+        """Fence older instances, then return the last position that they committed."""
+
+    def close(self) -> None:
+        """Let every client go."""
+
+
+class Reader(Protocol):
+    """Reads what a sink shows to consumers. Every method may raise Retriable or KafkaRefused."""
+
+    def names(self, waiting: Waiting) -> list[str]:
+        """Return the names of all topics."""
+
+    def shapes(self, topics: Sequence[str], waiting: Waiting) -> Mapping[str, Shape]:
+        """Return how each of the topics that can be described keeps records."""
+
+    def bounds(self, topics: Sequence[str], waiting: Waiting) -> Mapping[Place, tuple[int, int]]:
+        """Return the first offset that is still there and the end of what is committed, for each partition."""
+
+    def read(
+        self,
+        topics: Sequence[str],
+        *,
+        since_ms: int | None = None,
+        starts: Mapping[Place, int] | None = None,
+        follow: bool = False,
+        waiting: Waiting = ...,
+    ) -> Iterator[Seen]:
+        """Yield the committed records of topics, from their beginning, a time or offsets on, in order within each partition.
+
+        Ends where the topics end now, unless it is to follow. `waiting` is called now and then, and may raise to leave.
+        """
+
+    def settle(self, topics: Sequence[str], waiting: Waiting) -> None:
+        """Wait until all that was written to the topics by now is committed or aborted; raises Retriable when that takes too long."""
+
+    def settled(self, topics: Sequence[str], patience_s: float, waiting: Waiting) -> bool:
+        """Wait until all that was written to the topics by now is committed or aborted; return whether it is."""
+
+    def close(self) -> None:
+        """Let every client go."""
 
 
 class Observer(Protocol):

@@ -131,7 +131,7 @@ def _in_our_words(message: str) -> tuple[str, str]:
 
 
 def _shown(path: Path, value: object) -> str:
-    if path[-1].endswith("dsn") or is_secret(path[-1]):
+    if path[-1].endswith(("dsn", "url")) or is_secret(path[-1]):
         return "***"
     text = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
     return text if len(text) <= VALUE_SHOWN_MAX_CHARS else text[:VALUE_SHOWN_MAX_CHARS] + ".."

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, PrivateAttr, model_validator
 
 from cdc.outbox.mapping import KEYS
+from cdc.settings.base import Frozen
+from cdc.settings.redis import RedisSettings
 from cdc.settings.shards import LISTEN, ShardSetting, sharded
 from cdc.settings.values import (
     Column,
@@ -50,6 +52,9 @@ DERIVED: Mapping[Path, str] = {
 }
 """Defaults that follow from the pipeline's name."""
 
+SINKS = ("kafka", "redis")
+"""Tables of which a pipeline has one: where it publishes. Without any it is Kafka, on this machine."""
+
 KAFKA_DEFAULTS: Mapping[str, str] = {"bootstrap.servers": "127.0.0.1:9092"}
 
 STATUS_INTERVAL_MIN = timedelta(milliseconds=100)
@@ -69,6 +74,8 @@ SECTION_NOTES: Mapping[str, str] = {
     "schemas": "Which schema a payload is checked against.",
     "kafka": "Every librdkafka property passes through under its own name (in double quotes, or as a dotted key), except "
     "those that the guarantee rests on, which are refused.",
+    "redis": "Redis Streams in place of Kafka: name this table instead of `[kafka]`, and install the extra `redis`. "
+    "See [Redis Streams](redis.md).",
     "topics": "Where records go.",
     "topics.create": "How topics that do not exist are created. Without this table they must exist.",
     "http": "What can be seen from outside.",
@@ -88,11 +95,7 @@ def _function_name(value: object) -> TableName | None:
 FunctionName = Annotated[TableName | None, BeforeValidator(_function_name), PlainSerializer(lambda name: str(name or "off"))]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
-
-
-class PostgresSettings(_Frozen):
+class PostgresSettings(Frozen):
     """Table `[postgres]`."""
 
     dsn: ConnectionString = Field(
@@ -113,7 +116,7 @@ class PostgresSettings(_Frozen):
     )
 
 
-class ColumnSettings(_Frozen):
+class ColumnSettings(Frozen):
     """Table `columns` in `[outbox]`."""
 
     id: Column | None = Field(default=None, description="Event id (uuid, text or integer): `ce_id`.")
@@ -133,7 +136,7 @@ class ColumnSettings(_Frozen):
         return {key: value for key in KEYS if (value := getattr(self, key)) is not None}
 
 
-class OutboxSettings(_Frozen):
+class OutboxSettings(Frozen):
     """Table `[outbox]`."""
 
     table: Table = Field(
@@ -171,7 +174,7 @@ class OutboxSettings(_Frozen):
     )
 
 
-class SchemaSettings(_Frozen):
+class SchemaSettings(Frozen):
     """Table `[schemas]`."""
 
     folder: str = Field(
@@ -185,7 +188,7 @@ class SchemaSettings(_Frozen):
     )
 
 
-class CreateSettings(_Frozen):
+class CreateSettings(Frozen):
     """Table `create` in `[topics]`."""
 
     partitions: int = Field(ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6])
@@ -211,7 +214,7 @@ class CreateSettings(_Frozen):
         return self
 
 
-class TopicSettings(_Frozen):
+class TopicSettings(Frozen):
     """Table `[topics]`."""
 
     route: TopicTemplate = Field(
@@ -254,7 +257,7 @@ class TopicSettings(_Frozen):
         return self
 
 
-class HttpSettings(_Frozen):
+class HttpSettings(Frozen):
     """Table `[http]`."""
 
     listen: Listen = Field(
@@ -291,7 +294,7 @@ class Origin(NamedTuple):
 DEFAULT = Origin("default", "default")
 
 
-class Settings(_Frozen):
+class Settings(Frozen):
     """All settings of one pipeline."""
 
     name: PipelineName = Field(
@@ -314,6 +317,7 @@ class Settings(_Frozen):
     outbox: OutboxSettings
     schemas: SchemaSettings = SchemaSettings()
     kafka: Annotated[KafkaProperties, PlainValidator(KafkaProperties.parse)] = KafkaProperties(KAFKA_DEFAULTS)
+    redis: RedisSettings | None = None
     topics: TopicSettings
     http: HttpSettings = HttpSettings()
 
@@ -324,6 +328,8 @@ class Settings(_Frozen):
     def _derive(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the sources held
         if not isinstance(data, dict):
             return data
+        if len(named := [sink for sink in SINKS if sink in data]) > 1:
+            raise Wrong(f"cannot publish to two sinks: {' and '.join(named)}", "leave all but one of these tables out")
         data = sharded(data, DERIVED)
         tree = {**data, "kafka": {**KAFKA_DEFAULTS, **data.get("kafka", {})}}
         for (section, key), template in DERIVED.items():
@@ -344,6 +350,11 @@ class Settings(_Frozen):
         if self.shard is not None and self.outbox.message_prefix is not None:
             raise Wrong("cannot publish messages: every shard would", "leave outbox.message_prefix out, or run one pipeline without shards")
         return self
+
+    @property
+    def sink(self) -> str:
+        """The one of SINKS that this pipeline publishes to."""
+        return next((sink for sink in SINKS if sink != "kafka" and getattr(self, sink) is not None), "kafka")
 
     @property
     def transactional_id(self) -> str:

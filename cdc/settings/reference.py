@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cdc.kafka.properties import LOCKED_PROPERTIES
-from cdc.settings.models import DERIVED, KAFKA_DEFAULTS, SECTION_NOTES, Path, Settings
+from cdc.settings.models import DERIVED, KAFKA_DEFAULTS, SECTION_NOTES, SINKS, Path, Settings
 from cdc.settings.sources import ENV_PREFIX, dotted, kind_of
 
 SHOWN_NAME = "shop"
@@ -88,7 +88,12 @@ def _default(path: Path, field: FieldInfo) -> str:
 def shown_default(path: Path) -> object:
     """Return a default as the file would hold it."""
     shown: object = Settings.model_validate(
-        {"name": SHOWN_NAME, "postgres": {"dsn": "dbname=shop"}, "topics": {"create": {"partitions": 1}}}
+        {
+            "name": SHOWN_NAME,
+            "postgres": {"dsn": "dbname=shop"},
+            "topics": {"create": {"partitions": 1}},
+            **({path[0]: {}} if path[0] in SINKS else {}),
+        }
     ).effective()
     for key in path:
         shown = shown[key]  # type: ignore[index]  # tables down to the leaf

@@ -19,7 +19,7 @@ LAYERS = [
     "settings|observe",
     "audit",
     "pipeline|consumer",
-    "kafka|outbox",
+    "kafka|redis|rabbitmq|outbox",
     "avro",
     "postgres",
     "event|resilience",

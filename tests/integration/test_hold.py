@@ -23,7 +23,7 @@ pytestmark = pytest.mark.servers
 
 def ends(pipeline: Pipeline) -> tuple[KafkaPublisher, LiveCatalog]:
     settings = load(pipeline.write(), (), os.environ)
-    return app.publisher(settings), app.catalog(settings)
+    return app.kafka_publisher(settings), app.catalog(settings)
 
 
 def hold(command: str = "cdc recover", *, ends_any: bool = False) -> Hold:

@@ -481,3 +481,20 @@ class TestPlacement:
     def test_what_is_refused(self, text: str, words: str) -> None:
         error = refused([f"topics.placement={text}"])
         assert words in f"{error.what} {error.fix}"
+
+
+def test_a_table_chooses_the_sink_and_there_is_one() -> None:
+    base = ["name=shop", "postgres.dsn=dbname=shop"]
+    assert load(None, base, {}).sink == "kafka"
+    chosen = load(None, [*base, "redis={}"], {})
+    assert chosen.sink == "redis"
+    assert chosen.redis is not None
+    assert chosen.redis.maxlen == 10_000
+    with pytest.raises(ConfigurationError, match=r"two sinks: kafka and redis.*leave all but one"):
+        load(None, [*base, "redis.streams=2", "kafka.client.rack=a"], {})
+
+
+def test_a_password_in_the_url_of_a_sink_is_masked() -> None:
+    settings = load(None, ["name=shop", "postgres.dsn=dbname=shop", "redis.url=redis://cdc:hidden@host:6379/0"], {})
+    assert "hidden" not in repr(settings)
+    assert "hidden" not in str(settings.effective())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.kafka.call import CALL_MARGIN_S, Caller, PatienceEnded
+from cdc.resilience.call import CALL_MARGIN_S, Caller, PatienceEnded
 
 
 class Clock:

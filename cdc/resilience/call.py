@@ -1,6 +1,6 @@
-"""Transactional calls, each made once, in a thread that does nothing else.
+"""Calls to a sink, each made once, in a thread that does nothing else.
 
-Strategy: a Caller is a thread beside one producer. The owner hands it a call and waits in short pauses, answering PostgreSQL
+Strategy: a Caller is a thread beside one producer or connection. The owner hands it a call and waits in short pauses, answering PostgreSQL
 between them; the call itself runs with a timeout that is longer than the owner's patience. When the patience ends the Caller
 and its producer are abandoned, and the call, whatever becomes of it, has nobody to answer.
 
