@@ -38,6 +38,8 @@ MODES: dict[str, dict[str, Any]] = {
     "high water, batches of 500": {"batch": 500, "inbox": "high-water"},
     "inbox, batches of 500, pipelined": {"batch": 500, "pipeline": True},
     "no inbox, batches of 500, pipelined": {"batch": 500, "inbox": "off", "pipeline": True},
+    "inbox, lists of 500": {"batch": 500, "many": True},
+    "no inbox, lists of 500": {"batch": 500, "inbox": "off", "many": True},
 }
 
 SLOW = 4
@@ -51,6 +53,12 @@ INSERT INTO stock SELECT sku, 1000000 FROM generate_series(0, 999) sku;
 """
 
 
+TAKE_ALL = (
+    "UPDATE stock SET pieces = pieces - taken FROM (SELECT sku, count(*) AS taken FROM unnest(%s::int[]) AS sku GROUP BY sku) AS wanted"
+    " WHERE stock.sku = wanted.sku"
+)
+
+
 class Counter(Log):
     """Counts what is settled, and when the first and the last was."""
 
@@ -62,6 +70,20 @@ class Counter(Log):
         self.ended = time.perf_counter()
         self.began = self.began or self.ended - seconds
         self.settled += result.settled
+
+
+def reserve(event: Event, connection: psycopg.Connection[Any]) -> None:
+    """Reserve for one event."""
+    sku = event.value["n"] % 1000
+    connection.execute("UPDATE stock SET pieces = pieces - 1 WHERE sku = %s", (sku,))
+    connection.execute("INSERT INTO reservations VALUES (%s, %s)", (event.id, sku))
+
+
+def reserve_all(events: list[Event], connection: psycopg.Connection[Any]) -> None:
+    """Reserve for a list of events, with as many statements as for one."""
+    skus = [event.value["n"] % 1000 for event in events]
+    connection.execute(TAKE_ALL, (skus,))
+    connection.execute("INSERT INTO reservations SELECT * FROM unnest(%s::text[], %s::int[])", ([event.id for event in events], skus))
 
 
 def family_cpu_s(pid: int) -> float:
@@ -82,18 +104,16 @@ def measure(shop: Line, server: int, number: int, records: int, mode: dict[str, 
     """Consume so many records of each partition, and return events a second, and CPU seconds a million."""
     shop.execute(TABLES)
     counter = Counter()
-    settings = {"batch": 1, "inbox": "events", **{name: value for name, value in mode.items() if name != "pipeline"}}
+    settings = {"batch": 1, "inbox": "events", **{name: value for name, value in mode.items() if name not in {"pipeline", "many"}}}
     consumer = Consumer(
         f"bench-{number}", topics=[shop.topic], kafka={"bootstrap.servers": shop.bootstrap}, postgres=shop.dsn, schemas=shop.schemas,
         workers=PARTITIONS, in_flight=10_000, create=CREATE, observer=counter, **settings,
     )  # fmt: skip
 
-    @consumer.on("Thing", pipeline=mode.get("pipeline", False))
-    def reserve(event: Event, connection: psycopg.Connection[Any]) -> None:
-        sku = event.value["n"] % 1000
-        connection.execute("UPDATE stock SET pieces = pieces - 1 WHERE sku = %s", (sku,))
-        connection.execute("INSERT INTO reservations VALUES (%s, %s)", (event.id, sku))
-
+    if mode.get("many"):
+        consumer.on("Thing", many=True)(reserve_all)
+    else:
+        consumer.on("Thing", pipeline=mode.get("pipeline", False))(reserve)
     thread = threading.Thread(target=consumer.run)
     cpu, database = time.process_time(), family_cpu_s(server)
     thread.start()

@@ -46,6 +46,9 @@ DECLARING: `on(type, ..)`
                      result is `event.prepared`
     pipeline=        True sends statements without waiting for their results, several times as fast over a network. A handler must
                      not look at `rowcount` or catch errors of the database then
+    many=            True gives the handler a list of events, those of a `batch` that come in a row: a few statements for all of them
+                     cost a fraction. When it raises, each event is tried in a list of its own. It enters `event.context()` for what it
+                     appends to an outbox
     "*" as type      takes every event
 
 SETTINGS: `Consumer(name, ..)`

@@ -156,6 +156,7 @@ class Consumer:
         unique_for: float | None = None,
         compute: Function | None = None,
         pipeline: bool = False,
+        many: bool = False,
     ) -> Callable[[F], F]:
         """Declare a handler for a type of event, "*" for every type; use it as a decorator.
 
@@ -182,6 +183,7 @@ class Consumer:
                     unique_for_s=unique_for,
                     compute=compute,
                     pipeline=pipeline,
+                    many=many,
                 )
             )
             return function

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
+
+from cdc.outbox.context import event_context
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from cdc.kafka.subscriber import Seen
+
+    Value = TypeVar("Value", default=Any)
+else:
+    from typing import TypeVar
+
+    Value = TypeVar("Value")  # a default, which `Event` alone needs for type checkers, is Python 3.13's
 
 ORIGIN: Final = "cdc.origin"
 """Header of a record that was moved: `topic/partition/offset` where it lay first."""
@@ -135,8 +146,8 @@ def _origin(text: str) -> Origin | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One event, for one handler.
+class Event(Generic[Value]):
+    """One event, for one handler; `Event[OrderPlaced]` where a type checker is to know what `value` is.
 
     `value` is the decoded document in the shape of the reader's version (or the model's instance), None for a tombstone. `id`
     and `source` together name the event everywhere and for ever; `sequence` sorts as text in commit order (empty when the
@@ -153,7 +164,7 @@ class Event:
     source: str
     type: str
     key: str | None
-    value: Any
+    value: Value
     time: str
     sequence: str
     schema_version: int
@@ -187,6 +198,13 @@ class Event:
     def traceparent(self) -> str:
         """The W3C trace context of the writer, empty without one."""
         return self.headers.get("traceparent", "")
+
+    def context(self) -> AbstractContextManager[None]:
+        """Give what is appended to an outbox inside of the block this event's correlation id and trace.
+
+        A handler of one event is called inside of it; one that takes a list enters it for the event on which it works.
+        """
+        return event_context(correlation_id=self.correlation_id, traceparent=self.traceparent or None)
 
     def __repr__(self) -> str:
         return f"<Event {self.type} {self.id} at {self.topic}[{self.partition}]@{self.offset}>"

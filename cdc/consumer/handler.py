@@ -32,7 +32,8 @@ Errors = tuple[type[BaseException], ...]
 class Handler:
     """One handler: what it takes and how it wants to be called.
 
-    `marker` is its name in the inbox. `call` takes (event, connection). `unique` gives the business key of an event.
+    `marker` is its name in the inbox. `call` takes (event, connection), or (list of events, connection) when it is one for `many`.
+    `unique` gives the business key of an event.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Handler:
     unique_for_s: float | None = None
     compute: Function | None = None
     pipeline: bool = False
+    many: bool = False
 
     def __repr__(self) -> str:
         return f"<Handler {self.marker} of {self.type}>"

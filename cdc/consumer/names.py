@@ -14,7 +14,7 @@ from cdc.consumer.retry import Retry
 from cdc.errors import ConfigurationError
 
 Around = Callable[[Event, str], AbstractContextManager[object]]
-"""What surrounds each call of a handler, by its event and name: a span, or the context of log lines."""
+"""What surrounds each call of a handler, by its event (of a list the first one) and name: a span, or the context of log lines."""
 
 _FIELD: Final = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
@@ -68,7 +68,7 @@ def _found(event: Event, path: str) -> str:
     return str(value)
 
 
-def called(function: Callable[..., Any], name: str) -> Callable[[Event, Any], Any]:
+def called(function: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
     """Return what is called with an event and a connection, for a function that takes both or the event alone."""
     places = [
         each
@@ -88,20 +88,20 @@ def called(function: Callable[..., Any], name: str) -> Callable[[Event, Any], An
     raise ConfigurationError(f"handler {name!r} takes {len(places)} arguments", "let it take the event, and the connection if it needs it")
 
 
-def surrounded(call: Callable[[Event, Any], Any], name: str, around: Around | None) -> Callable[[Event, Any], Any]:
+def surrounded(call: Callable[[Any, Any], Any], name: str, around: Around | None) -> Callable[[Any, Any], Any]:
     """Return a handler that is called inside of `around(event, name)`."""
     if around is None:
         return call
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(inspect.unwrap(call)):
 
-        async def inside_async(event: Event, connection: Any) -> Any:  # noqa: ANN401 - the handler's own
-            with around(event, name):
+        async def inside_async(event: Event | list[Event], connection: Any) -> Any:  # noqa: ANN401 - the handler's own
+            with around(event[0] if isinstance(event, list) else event, name):
                 return await call(event, connection)
 
         return inside_async
 
-    def inside(event: Event, connection: Any) -> Any:  # noqa: ANN401 - the handler's own
-        with around(event, name):
+    def inside(event: Event | list[Event], connection: Any) -> Any:  # noqa: ANN401 - the handler's own
+        with around(event[0] if isinstance(event, list) else event, name):
             return call(event, connection)
 
     return inside

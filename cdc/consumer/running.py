@@ -13,9 +13,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from cdc.consumer.event import Event
 from cdc.consumer.retry import Unprocessable
 from cdc.consumer.steps import Ask, Call, Steps, TransactionEnded
-from cdc.outbox.context import event_context
 
 if TYPE_CHECKING:
     import psycopg
@@ -57,7 +57,7 @@ def run(steps: Steps, connection: psycopg.Connection[Any] | None, *, pipeline: b
                 applied = outcome
             elif isinstance(step, Call):
                 with _context(step):
-                    step.unit.handler.call(step.unit.event, connection)
+                    step.unit.handler.call(_argument(step), connection)
                 answer = _offence(connection) or [] if queue is None else []
             else:
                 assert connection is not None, "questions need a database"
@@ -85,16 +85,20 @@ async def run_async(steps: Steps, connection: psycopg.AsyncConnection[Any] | Non
     return _committed(applied)
 
 
+def _argument(step: Call) -> Event | list[Event]:
+    """Return what the handler is called with."""
+    return [unit.event for unit in step.units] if step.unit.handler.many else step.unit.event
+
+
 def _context(step: Call) -> AbstractContextManager[None]:
-    """Give what the handler appends to an outbox the correlation id and the trace of the event that it handles."""
-    event = step.unit.event
-    return event_context(correlation_id=event.correlation_id, traceparent=event.traceparent or None)
+    """Give what the handler appends to an outbox the event's correlation id and trace; of several events it has to say which one."""
+    return nullcontext() if step.unit.handler.many else step.unit.event.context()
 
 
 async def _called(step: Call, connection: object) -> None:
     try:
         with _context(step):
-            await step.unit.handler.call(step.unit.event, connection)
+            await step.unit.handler.call(_argument(step), connection)
     except (SystemExit, KeyboardInterrupt) as error:
         # They would end the event loop, and every other handler with it.
         msg = f"the handler raised {type(error).__name__}"

@@ -14,9 +14,11 @@ Rules.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from cdc.consumer.event import ORIGIN, storable
@@ -66,9 +68,14 @@ class Ask(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A handler to call."""
+    """A handler to call: with one event, or with several at once if it takes a list."""
 
-    unit: Unit
+    units: tuple[Unit, ...]
+
+    @property
+    def unit(self) -> Unit:
+        """The first one; all have the same handler."""
+        return self.units[0]
 
 
 Steps = Generator[Ask | Call, Rows, list[bool]]
@@ -127,27 +134,64 @@ def transaction(units: Sequence[Unit], inbox: Inbox, consumer: str, policy: Poli
     `releases`: with these units an event that had left its partition is done, so that nobody has to look out for it any more.
     """
     fresh = yield from _fresh(units, inbox)
-    for number, unit in enumerate(units):
-        if not fresh[number]:
-            continue
-        if unit.key is not None:
-            unit = yield from _watched(unit, consumer, policy)  # noqa: PLW2901 - the same unit, with what is known of its key
-        if unit.handler.unique is not None and not (yield from _takes_key(unit)):
-            fresh[number] = False
-            continue
+    calls = _calls(units, fresh)
+    for turn, numbers in enumerate(calls):
+        called: list[Unit] = []
+        for number in numbers:
+            unit = units[number]
+            if unit.key is not None:
+                unit = yield from _watched(unit, consumer, policy)
+            if unit.handler.unique is not None and not (yield from _takes_key(unit)):
+                fresh[number] = False
+                continue
+            called.append(unit)
         try:
-            yield Call(unit)
+            if called:
+                yield Call(tuple(called))
         except TransactionEnded:
-            if inbox is not Inbox.OFF and any(fresh[number + 1 :]):
+            later = sorted(number for rest in calls[turn + 1 :] for number in rest)
+            if inbox is not Inbox.OFF and later:
                 # Committed with those before them, and their handlers not called: without this they would be skipped for ever.
-                later = [_marker(each) for each, new in zip(units[number + 1 :], fresh[number + 1 :], strict=True) if new]
-                yield Ask(UNMARK, tuple(list(column) for column in zip(*later, strict=True)), rows=False)
+                markers = [_marker(units[number]) for number in later]
+                yield Ask(UNMARK, tuple(list(column) for column in zip(*markers, strict=True)), rows=False)
             raise
     if inbox is Inbox.HIGH_WATER:
         yield from _raise_high_water(units, fresh)
     if releases:
         yield Ask(RELEASE, (consumer, *_letter(units[-1])), rows=False)
     return fresh
+
+
+def _calls(units: Sequence[Unit], fresh: Sequence[bool]) -> list[list[int]]:
+    """Return the numbers of the new units, by call and in order; a handler that takes a list gets a stretch of events in one call.
+
+    A stretch is of records that the same handlers take: behind an event of another kind the list ends, so that what is later in a
+    partition is never applied before what is earlier by another handler.
+    """
+    if not any(unit.handler.many for unit in units):
+        return [[number] for number, new in enumerate(fresh) if new]
+    stretches = [[each for _, record in stretch for each in record] for _, stretch in groupby(_records(units), itemgetter(0))]
+    calls: list[list[int]] = []
+    for stretch in stretches:
+        lists: dict[str, list[int]] = {}
+        for number in stretch:
+            handler = units[number].handler
+            if not fresh[number]:
+                continue
+            if handler.name in lists:
+                lists[handler.name].append(number)
+            else:
+                calls.append([number])
+                if handler.many:
+                    lists[handler.name] = calls[-1]
+    return calls
+
+
+def _records(units: Sequence[Unit]) -> Iterator[tuple[tuple[str, ...], list[int]]]:
+    """Give for each record its handlers' names and the numbers of its units."""
+    for _, record in groupby(range(len(units)), lambda number: (units[number].event.topic, units[number].event.offset)):
+        numbers = list(record)
+        yield tuple(units[number].handler.name for number in numbers), numbers
 
 
 def _fresh(units: Sequence[Unit], inbox: Inbox) -> Generator[Ask | Call, Rows, list[bool]]:

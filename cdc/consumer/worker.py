@@ -167,26 +167,38 @@ class Hand:
 
     def _together(self, job: Handle, done: dict[tuple[int, str], bool]) -> Handled | None:
         """Apply as many records as can be read in one transaction; None when that failed and nothing was applied."""
-        groups: tuple[list[Unit], list[Unit]] = ([], [])
-        settled, failure = 0, None
-        for record in job.records:
-            units = self._read(record, 1, frozenset(), job.lane.known.keys)
-            if isinstance(units, Failure):
-                failure = units
-                break
-            for unit in units:
-                groups[unit.handler.is_async].append(unit)
-            settled += 1
+        groups, settled, failure = self._groups(job)
         if all(groups) and self._tools.inbox is Inbox.OFF:
             return None  # were the second transaction to fail, nothing would tell that the first one was committed
         try:
             for group in groups:
                 if group:
-                    fresh = self._apply(group, pipeline=all(unit.handler.pipeline for unit in group))
+                    fresh = self._patiently(group, pipeline=all(unit.handler.pipeline for unit in group))
                     done.update(((unit.event.offset, unit.handler.name), new) for unit, new in zip(group, fresh, strict=True))
         except BaseException:  # noqa: BLE001 - each record for itself will tell what it was
             return None
         return Handled(settled, failure)
+
+    def _groups(self, job: Handle) -> tuple[tuple[list[Unit], list[Unit]], int, Failure | None]:
+        """Return the units of the records, synchronous and asynchronous ones, of how many records they are, and why of no more.
+
+        The two kinds are two transactions, one behind the other. So they come together only where all records are for the same handlers:
+        else an event could be applied before an earlier one of its partition.
+        """
+        groups: tuple[list[Unit], list[Unit]] = ([], [])
+        first: list[str] = []
+        for settled, record in enumerate(job.records):
+            units = self._read(record, 1, frozenset(), job.lane.known.keys)
+            if isinstance(units, Failure):
+                return groups, settled, units
+            names = [unit.handler.name for unit in units]
+            first = first or names
+            both = len({unit.handler.is_async for unit in (*units, *groups[0][:1], *groups[1][:1])}) > 1
+            if both and names != first:
+                return groups, settled, None
+            for unit in units:
+                groups[unit.handler.is_async].append(unit)
+        return groups, len(job.records), None
 
     def _alone(self, job: Handle, record: Seen, outcome: list[bool]) -> Failure | None:
         """Apply one record, each of its handlers in a transaction of its own; return why it is not settled, if it is not."""
@@ -199,7 +211,7 @@ class Hand:
         for number, unit in enumerate(units):
             last = number == len(units) - 1 and first is None
             try:
-                outcome += self._patiently(unit, releases=last and unit.key is not None and unit.event.moved)
+                outcome += self._patiently([unit], releases=last and unit.key is not None and unit.event.moved)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is this handler's failure
                 first = first or _failure(error, unit)
                 left.add(unit.handler.name)
@@ -225,11 +237,11 @@ class Hand:
         except Exception as error:  # noqa: BLE001 - such as a business key that the event does not have
             return Failure(Kind.UNREADABLE, type(error).__name__, rule=NEVER)
 
-    def _patiently(self, unit: Unit, *, releases: bool) -> list[bool]:
-        """Apply one unit; a transaction that lost against another one is tried again at once."""
+    def _patiently(self, units: Sequence[Unit], *, pipeline: bool = False, releases: bool = False) -> list[bool]:
+        """Apply units in one transaction; one that lost against another transaction is tried again at once."""
         for tried in range(1, CONFLICTS_MAX + 1):
             try:
-                return self._apply([unit], releases=releases)
+                return self._apply(units, pipeline=pipeline, releases=releases)
             except Exception as error:
                 if tried == CONFLICTS_MAX or getattr(error, "sqlstate", None) not in CONFLICTS:
                     raise

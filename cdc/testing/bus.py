@@ -18,13 +18,15 @@ import asyncio
 import itertools
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cdc.consumer.dead_letter import dead_letter, later, redriven
 from cdc.consumer.handler import Unit
 from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Noted, Result
-from cdc.consumer.steps import Inbox
+from cdc.consumer.running import run, run_async
+from cdc.consumer.steps import Inbox, transaction
 from cdc.consumer.worker import Hand, Tools
 from cdc.event import Record
 from cdc.kafka.subscriber import Seen
@@ -162,17 +164,21 @@ class _MemoryHand(Hand):
         self._log.extend((unit.handler.name, unit.event) for unit, new in zip(units, fresh, strict=True) if new)
         return fresh
 
-    def _in_memory(self, units: list[Unit]) -> list[bool]:
+    def _in_memory(self, units: Sequence[Unit]) -> list[bool]:
         """Do what the real inbox does: all units are marked and applied, or none is."""
         marked: set[tuple[str, str, str]] = set()
         fresh = []
-        for unit in self._computed(units):
+        units = self._computed(units)
+        for unit in units:
             marker = (unit.handler.marker, unit.event.source, unit.event.id)
             fresh.append(marker not in self._seen | marked)
             if fresh[-1]:
                 marked.add(marker)
-                outcome = unit.handler.call(unit.event, None)
-                if unit.handler.is_async:
-                    asyncio.run(outcome)
+        new = [unit._replace(handler=replace(unit.handler, unique=None), key=None) for unit, each in zip(units, fresh, strict=True) if each]
+        steps = transaction(new, Inbox.OFF, self._tools.consumer)
+        if units[0].handler.is_async:
+            asyncio.run(run_async(steps, None))
+        else:
+            run(steps, None)
         self._seen |= marked
         return fresh

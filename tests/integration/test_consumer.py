@@ -39,16 +39,18 @@ def test_each_event_once_in_order_and_offsets_behind(shop: Line) -> None:
     assert shop.execute("SELECT count(*) FROM processed_events") == [(100,)]
 
 
-def test_a_unique_violation_of_the_handler_is_its_own(shop: Line) -> None:
+@pytest.mark.parametrize("many", [False, True], ids=["one", "list"])
+def test_a_unique_violation_of_the_handler_is_its_own(shop: Line, many: bool) -> None:
     shop.make_topic()
     consumer = shop.consumer(retry=QUICK, batch=10)
     shop.execute("CREATE TABLE accounts (owner text PRIMARY KEY)")
     shop.execute("INSERT INTO accounts VALUES ('1')")
 
-    @consumer.on("Thing")
-    def opened(event: Event, connection: psycopg.Connection[Any]) -> None:
-        connection.execute("INSERT INTO accounts VALUES (%s)", (str(event.value["n"]),))
-        write_effect(event, connection)
+    @consumer.on("Thing", many=many)
+    def opened(events: Event | list[Event], connection: psycopg.Connection[Any]) -> None:
+        for each in events if isinstance(events, list) else [events]:
+            connection.execute("INSERT INTO accounts VALUES (%s)", (str(each.value["n"]),))
+            write_effect(each, connection)
 
     shop.publish(*[event(n) for n in range(3)])
     with consuming(consumer):

@@ -11,10 +11,21 @@ from cdc.consumer.handler import Handler, Unit
 from cdc.consumer.steps import MARK, MARK_ONE, UNMARK, Ask, Blocked, Call, Inbox, Policy, Rows, Steps, TransactionEnded, transaction
 
 
-def unit(event_id: str = "e", *, key: bytes | None = None, sequence: str = "01", replay: str = "", moved: bool = False) -> Unit:
-    handler = Handler("h", "c.h", "T", lambda *_: None, is_async=False)
-    event = Event(event_id, "/s", "T", "k", {}, "", sequence, 1, {"cdc.origin": "t/0/0"} if moved else {}, "t", 0, 0, 0, replay=replay)
-    return Unit(event, handler, key)
+def unit(
+    event_id: str = "e",
+    *,
+    key: bytes | None = None,
+    sequence: str = "01",
+    replay: str = "",
+    moved: bool = False,
+    handler: str = "h",
+    many: bool = False,
+    offset: int = 0,
+) -> Unit:
+    taker = Handler(handler, f"c.{handler}", "T", lambda *_: None, is_async=False, many=many)
+    headers = {"cdc.origin": "t/0/0"} if moved else {}
+    event: Event = Event(event_id, "/s", "T", "k", {}, "", sequence, 1, headers, "t", 0, offset, 0, replay=replay)
+    return Unit(event, taker, key)
 
 
 def play(steps: Steps, answers: dict[str, Rows]) -> tuple[list[Any], list[bool]]:
@@ -93,3 +104,26 @@ def test_a_handler_that_ends_the_transaction_does_not_take_later_events_along() 
     assert (step.query, step.parameters) == (UNMARK, (["c.h"], ["/s"], ["b"]))
     with pytest.raises(TransactionEnded):
         steps.send([])
+
+
+def test_a_list_ends_where_an_event_of_another_kind_comes_between() -> None:
+    """Two listeners of the first three events, one of which takes lists, then an event for somebody else, and one more."""
+    units = [unit(str(n), offset=n, handler=name, many=name == "all") for n in range(3) for name in ("each", "all")]
+    units += [unit("3", offset=3, handler="undo"), *[unit("4", offset=4, handler=name, many=name == "all") for name in ("each", "all")]]
+    done, _ = play(transaction(units, Inbox.OFF, "c"), {})
+    called = [(step.unit.handler.name, [each.event.id for each in step.units]) for step in done]
+    assert called == [
+        ("each", ["0"]), ("all", ["0", "1", "2"]), ("each", ["1"]), ("each", ["2"]), ("undo", ["3"]), ("each", ["4"]), ("all", ["4"])
+    ]  # fmt: skip
+
+
+def test_a_list_has_what_is_new_and_one_that_ends_the_transaction_takes_no_later_events_along() -> None:
+    units = [*[unit(str(n), offset=n, many=True) for n in range(3)], unit("3", offset=3, handler="undo")]
+    steps = transaction(units, Inbox.EVENTS, "c")
+    next(steps)
+    call = steps.send([("c.h", "/s", "0"), ("c.h", "/s", "2"), ("c.undo", "/s", "3")])
+    assert isinstance(call, Call)
+    assert [each.event.id for each in call.units] == ["0", "2"]
+    step = steps.throw(TransactionEnded("x"))
+    assert isinstance(step, Ask)
+    assert (step.query, step.parameters) == (UNMARK, (["c.undo"], ["/s"], ["3"]))

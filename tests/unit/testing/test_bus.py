@@ -37,6 +37,47 @@ def test_each_event_once_in_order_for_each_listener() -> None:
     assert [event.value["n"] for name, event in bus.log if name == "first"] == [0, 1, 2]
 
 
+def test_a_handler_of_lists_gets_what_is_new_and_a_failing_event_is_split_off() -> None:
+    shop = consumer(batch=10, retry=Retry.listed(1))
+    lists: list[list[int]] = []
+
+    @shop.on("T", many=True)
+    def handle(events: list[Event]) -> None:
+        numbers = [event.value["n"] for event in events]
+        if 3 in numbers:
+            raise ConnectionError
+        lists.append(numbers)
+
+    bus = Bus(shop)
+    for n in (0, 1, 1):
+        bus.publish("T", {"n": n}, event_id=str(n))
+    bus.run()
+    assert lists == [[0, 1]]
+    for n in (1, 2, 3, 4):
+        bus.publish("T", {"n": n}, event_id=str(n))
+    bus.run()
+    assert lists == [[0, 1], [2], [4]]
+    [letter] = bus.parked
+    assert dict(letter.headers)["cdc.attempts"] == b"2"
+
+
+def test_both_kinds_of_handlers_keep_the_order_of_a_partition() -> None:
+    shop = consumer(batch=10)
+    got: list[tuple[str, int]] = []
+    shop.on("Undone", name="undo")(lambda event: got.append(("undo", event.value["n"])))
+
+    @shop.on("Done")
+    async def do(event: Event) -> None:
+        got.append(("do", event.value["n"]))
+
+    bus = Bus(shop)
+    for n in range(3):
+        bus.publish("Done", {"n": n})
+        bus.publish("Undone", {"n": n})
+    bus.run()
+    assert got == [(name, n) for n in range(3) for name in ("do", "undo")]
+
+
 @pytest.mark.parametrize("topics", [False, True])
 def test_retries_with_their_delays_in_place_or_by_topics(topics: bool) -> None:
     shop = consumer(retry=Retry.listed(10, 30), retry_topics=topics)
