@@ -26,11 +26,12 @@ REQUIRED = "TEST_PACKAGES"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Debian package and the programs that tests start from it."""
+    """A Debian package and the programs that tests start from it; packages that it `needs` are unpacked into the same folder."""
 
     name: str
     programs: tuple[str, ...]
     installed: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -39,9 +40,14 @@ class Package:
 
     def find(self, program: str) -> Path | None:
         """Return where a program of it is, on this machine or in the cache."""
-        own = self.folder / "usr" / "bin" / program
+        own = self.folder / self.at / program
         on_path = shutil.which(program)
         return own if own.exists() else Path(on_path) if on_path else None
+
+    @property
+    def libraries(self) -> list[Path]:
+        """Return the folders of libraries that came with it, for LD_LIBRARY_PATH."""
+        return sorted({each.parent for each in self.folder.glob("usr/lib/*-linux-*/*.so*")})
 
     @property
     def missing(self) -> bool:
@@ -49,11 +55,25 @@ class Package:
         return any(self.find(program) is None for program in self.programs)
 
 
+ERLANG = (
+    *("asn1", "base", "crypto", "eldap", "inets", "mnesia", "os-mon", "parsetools", "public-key"),
+    *("runtime-tools", "ssl", "syntax-tools", "tools", "xmerl"),
+)
+"""What RabbitMQ runs on."""
+
 PACKAGES = (
     Package("prometheus", ("promtool", "prometheus")),
     Package("kubernetes-client", ("kubectl",)),
+    Package("redis-server", ("redis-server",), needs=("redis-tools", "libjemalloc2", "liblzf1")),
     Package("systemd", ("systemd-analyze",), installed=True),
+    Package("rabbitmq-server", ("rabbitmq-server",), parts=("libsctp1", *(f"erlang-{part}" for part in ERLANG)), at="usr/lib/rabbitmq/bin"),
 )
+
+
+def of(name: str) -> Package:
+    """Return the package of this name."""
+    [package] = [each for each in PACKAGES if each.name == name]
+    return package
 
 
 def program(name: str) -> Path | None:
@@ -89,14 +109,13 @@ def _unpack(package: Package) -> str:
     with tempfile.TemporaryDirectory(dir=package.folder.parent, prefix="arriving-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # apt leaves downloads to a user of its own
-        failure = _run(["apt-get", "download", package.name], folder)
+        names = [package.name, *package.needs]
+        failure = _run(["apt-get", "download", *names], folder)
         if failure:
             private = _private(folder / "apt")
-            failure = _run(["apt-get", *private, "update"], folder) or _run(["apt-get", *private, "download", package.name], folder)
-        if failure:
-            return failure
-        [archive] = folder.glob("*.deb")
-        failure = _run(["dpkg-deb", "-x", str(archive), "unpacked"], folder)
+            failure = _run(["apt-get", *private, "update"], folder) or _run(["apt-get", *private, "download", *names], folder)
+        for archive in folder.glob("*.deb"):
+            failure = failure or _run(["dpkg-deb", "-x", str(archive), "unpacked"], folder)
         if not failure:
             shutil.rmtree(package.folder, ignore_errors=True)
             (folder / "unpacked").rename(package.folder)
