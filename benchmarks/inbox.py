@@ -2,7 +2,10 @@
 
 One process consumes a topic that is full already; broker, database and consumer share the machine. The handler is what a shop's
 inventory does: it takes pieces of a stock, one row of a thousand, and keeps the reservation. Each mode reads the same records with a
-group of its own and starts with empty tables. `--json` ends with one line.
+group of its own and starts with empty tables.
+
+The last mode is the whole way at once: an application writes rows of an outbox, the pipeline publishes them, and the consumer applies
+them by its inbox in the same PostgreSQL. Its rate is from the first insert to the last effect. `--json` ends with one line.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.rig import SCHEMAS, pipeline, rig
 from cdc.consumer import Consumer, Event
 from cdc.consumer.lane import Handle, Handled
 from cdc.consumer.ports import Log
@@ -29,6 +33,8 @@ from tests.consumers import CREATE, Line, event, line
 from tests.waiting import wait_for
 
 PARTITIONS = 4
+
+TOPIC = "outbox.event.order"
 
 MODES: dict[str, dict[str, Any]] = {
     "inbox, one event a transaction": {"batch": 1},
@@ -41,6 +47,8 @@ MODES: dict[str, dict[str, Any]] = {
     "inbox, lists of 500": {"batch": 500, "many": True},
     "no inbox, lists of 500": {"batch": 500, "inbox": "off", "many": True},
 }
+
+ALL = "inbox, lists of 500, with the pipeline"
 
 SLOW = 4
 """A mode without batches reads this part of the records only."""
@@ -72,16 +80,22 @@ class Counter(Log):
         self.settled += result.settled
 
 
+def sku_of(event: Event) -> int:
+    """Return what is wanted: events of one article have one key, so no two workers wait for a row."""
+    number: int = event.value["n"] if event.type == "Thing" else event.value["customer"]["id"]
+    return number % 1000
+
+
 def reserve(event: Event, connection: psycopg.Connection[Any]) -> None:
     """Reserve for one event."""
-    sku = event.value["n"] % 1000
+    sku = sku_of(event)
     connection.execute("UPDATE stock SET pieces = pieces - 1 WHERE sku = %s", (sku,))
     connection.execute("INSERT INTO reservations VALUES (%s, %s)", (event.id, sku))
 
 
 def reserve_all(events: list[Event], connection: psycopg.Connection[Any]) -> None:
     """Reserve for a list of events, with as many statements as for one."""
-    skus = [event.value["n"] % 1000 for event in events]
+    skus = [sku_of(event) for event in events]
     connection.execute(TAKE_ALL, (skus,))
     connection.execute("INSERT INTO reservations SELECT * FROM unnest(%s::text[], %s::int[])", ([event.id for event in events], skus))
 
@@ -131,6 +145,43 @@ def measure(shop: Line, server: int, number: int, records: int, mode: dict[str, 
     }
 
 
+def measure_all(records: int) -> dict[str, float]:
+    """Write, publish and apply at the same time; events a second from the first insert to the last effect, and CPU seconds a million."""
+    counter = Counter()
+    with rig() as here:
+        kafka = {"bootstrap.servers": here.stack.kafka.bootstrap_servers}
+        consumer = Consumer(
+            "bench", topics=[TOPIC], kafka=kafka, postgres=here.dsn, schemas=SCHEMAS, batch=500, in_flight=10_000, create=CREATE,
+            observer=counter,
+        )  # fmt: skip
+        consumer.create_tables()
+        here.execute(TABLES)
+        here.make_topics(TOPIC, partitions=PARTITIONS)
+        consumer.on("OrderPlaced", many=True)(reserve_all)
+        publisher, thread = pipeline(here), threading.Thread(target=consumer.run)
+        thread.start()
+        here.insert(1000, 100)
+        wait_for(lambda: counter.settled >= 1000, 60, "all of it runs")
+        counter.settled, counter.began = 0, 0.0
+        cpu, database, before = time.process_time(), family_cpu_s(here.stack.postgres.pid or 0), publisher.cpu_s()
+        began = time.perf_counter()
+        here.insert(records, 20)
+        inserted_s = time.perf_counter() - began
+        wait_for(lambda: counter.settled >= records, 600, "all are consumed")
+        million = 1e6 / counter.settled
+        figures = {
+            "events_per_s": round(counter.settled / (counter.ended - began)),
+            "consumer_cpu_s_per_million": round((time.process_time() - cpu) * million, 1),
+            "database_cpu_s_per_million": round((family_cpu_s(here.stack.postgres.pid or 0) - database) * million, 1),
+            "pipeline_cpu_s_per_million": round((publisher.cpu_s() - before) * million, 1),
+            "inserted_per_s": round(records / inserted_s),
+        }
+        consumer.stop()
+        thread.join()
+        publisher.close()
+    return figures
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every mode."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -150,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             figures[name] = measure(shop, stack.postgres.pid or 0, number, wanted, mode)
             rate, cpu, database = figures[name].values()
             print(f"{name:36} {rate:7,.0f} events/s, CPU s/million: {cpu:5.0f} here, {database:5.0f} PostgreSQL", file=sys.stderr)
+    figures[ALL] = measure_all(options.records)
+    print(f"{ALL:36} {figures[ALL]['events_per_s']:7,.0f} events/s, {figures[ALL]}", file=sys.stderr)
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     if options.json:
         print(json.dumps(figures))
