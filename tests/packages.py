@@ -32,6 +32,7 @@ class Package:
     programs: tuple[str, ...]
     installed: bool = False
     needs: tuple[str, ...] = ()
+    at: str = "usr/bin"
 
     @property
     def folder(self) -> Path:
@@ -66,7 +67,7 @@ PACKAGES = (
     Package("kubernetes-client", ("kubectl",)),
     Package("redis-server", ("redis-server",), needs=("redis-tools", "libjemalloc2", "liblzf1")),
     Package("systemd", ("systemd-analyze",), installed=True),
-    Package("rabbitmq-server", ("rabbitmq-server",), parts=("libsctp1", *(f"erlang-{part}" for part in ERLANG)), at="usr/lib/rabbitmq/bin"),
+    Package("rabbitmq-server", ("rabbitmq-server",), needs=("libsctp1", *(f"erlang-{part}" for part in ERLANG)), at="usr/lib/rabbitmq/bin"),
 )
 
 
