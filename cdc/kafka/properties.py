@@ -17,6 +17,7 @@ Properties = dict[str, Any]
 
 _BY_NAME = "it follows from the pipeline's name, and two ids would not fence each other"
 _ORDER = "order and exactly-once need the idempotent producer's own value"
+_OVERTAKEN = "it is 1: a batch that overtakes one that was sent away can be committed without it"
 _DOOR = "a delivery is repeated until its Kafka transaction ends; a failure goes through the door"
 _READ = "cdc reads whole topics by offsets of its own and never joins a group"
 _OURS = "cdc sets it for its own clients"
@@ -26,8 +27,8 @@ LOCKED_PROPERTIES: Mapping[str, str] = {
     "enable.idempotence": _ORDER,
     "acks": "an event counts as published when every in-sync replica has it",
     "request.required.acks": "an event counts as published when every in-sync replica has it",
-    "max.in.flight": _ORDER,
-    "max.in.flight.requests.per.connection": _ORDER,
+    "max.in.flight": _OVERTAKEN,
+    "max.in.flight.requests.per.connection": _OVERTAKEN,
     "enable.gapless.guarantee": _ORDER,
     "queuing.strategy": _ORDER,
     "partitioner": "a key must meet the partition that every Java client gives it (murmur2_random)",
@@ -94,6 +95,12 @@ QUEUE_KBYTES = 4_096
 
 QUEUE_MESSAGES = 6_000
 """Records that may wait inside the producer: 50 ms of work. More were no faster, and ten thousand more take 13 MB."""
+
+IN_FLIGHT = 1
+"""Produce requests that may be on their way to a broker. With more, a commit could succeed without a record: the first batch of a
+partition is sent away (NOT_LEADER_OR_FOLLOWER, the broker has just heard of the topic), the second one is taken, because a broker
+that knows nothing of a producer takes any sequence number (ProducerAppendInfo.checkSequence), and librdkafka 2.16.0 then counts
+the first one as delivered (rd_kafka_dr_implicit_ack)."""
 
 LINGER_MS = 1
 """How long a batch waits for company. A commit flushes at once, so it only shapes batches inside a large transaction."""
@@ -177,6 +184,7 @@ def producer_properties(
         "message.max.bytes": number(kafka, "message.max.bytes", MESSAGE_MAX_BYTES),
         "batch.size": min(number(kafka, "batch.size", BATCH_BYTES), batch_bytes),
         "partitioner": "murmur2_random",
+        "max.in.flight": IN_FLIGHT,
         "delivery.report.only.error": True,
         "statistics.interval.ms": 0,
         "allow.auto.create.topics": False,
