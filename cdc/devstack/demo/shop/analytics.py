@@ -17,16 +17,22 @@ CREATE TABLE IF NOT EXISTS {table} (
 )"""
 """`seen` tells in which order the events of a key were applied."""
 
+NOTE: Final = """
+INSERT INTO {table} (event_id, type, key, source, sequence, correlation_id)
+SELECT event_id, type, key, source, sequence, correlation_id
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) WITH ORDINALITY
+    AS f (event_id, type, key, source, sequence, correlation_id, number)
+ORDER BY number"""
+
 
 def analytics(place: Place, *, name: str = "analytics", table: str = "facts") -> Consumer:
     """Make the consumer; with another name and another table it is a replay from the start, beside the one that goes on."""
     consumer = Consumer(place.prefix + name, topics=place.topics(ORDERS, STOCK, USERS), batch=200, workers=2, **place.consumer("analytics"))
-    columns = "event_id, type, key, source, sequence, correlation_id"
-    query = f"INSERT INTO {table} ({columns}) VALUES (%s, %s, %s, %s, %s, %s)"  # noqa: S608 - the shop's own names
+    query = NOTE.format(table=table).encode()
 
-    @consumer.on("*", pipeline=True)
-    def note(event: Event, connection: psycopg.Connection[Any]) -> None:
-        fact = (event.id, event.type, event.key, event.source, event.sequence, event.correlation_id)
-        connection.execute(query.encode(), fact)
+    @consumer.on("*", many=True)
+    def note(events: list[Event], connection: psycopg.Connection[Any]) -> None:
+        facts = [(each.id, each.type, each.key, each.source, each.sequence, each.correlation_id) for each in events]
+        connection.execute(query, [list(column) for column in zip(*facts, strict=True)])
 
     return consumer

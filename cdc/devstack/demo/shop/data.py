@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.devstack.demo.shop.domain import Order, Status
@@ -25,6 +26,11 @@ CREATE TABLE users (id text PRIMARY KEY, name text NOT NULL, email text NOT NULL
 CREATE TABLE requests (key text PRIMARY KEY, asked text NOT NULL, answer jsonb);
 """
 """Nothing here keeps a refund or a shipment from being made twice: that is the inbox's part, and the demo's audit looks."""
+
+
+SHIP: Final = """
+WITH gone AS (UPDATE orders SET status = %s WHERE id = ANY (%s) AND status = %s RETURNING id)
+INSERT INTO shipments SELECT id FROM gone RETURNING order_id"""
 
 
 class NotPossible(Exception):
@@ -55,11 +61,13 @@ class Orders:
             raise NotPossible("there is no such order, or it was rejected")
         return self.paid(connection, order_id, cents)
 
-    def process(self, connection: psycopg.Connection[Any], order_id: str) -> Event | None:
-        """Send an order out, unless it was taken back meanwhile."""
-        if self._leaves(connection, order_id, Status.PROCESSED) is None:
-            return None
-        connection.execute("INSERT INTO shipments VALUES (%s)", (order_id,))
+    def process(self, connection: psycopg.Connection[Any], order_ids: Sequence[str]) -> frozenset[str]:
+        """Send orders out, but those that were taken back meanwhile; return which went. Whoever calls tells of each (`processed`)."""
+        found = connection.execute(SHIP, (Status.PROCESSED, list(order_ids), Status.PLACED)).fetchall()
+        return frozenset(order_id for (order_id,) in found)
+
+    def processed(self, connection: psycopg.Connection[Any], order_id: str) -> Event:
+        """Tell that an order went out."""
         return self._append(connection, OrderProcessed(orderId=order_id))
 
     def reject(self, connection: psycopg.Connection[Any], order_id: str, reason: str) -> Event | None:

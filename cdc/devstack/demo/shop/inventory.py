@@ -24,9 +24,12 @@ LOCK: Final = "SELECT sku, available FROM stock WHERE sku = ANY (%s) ORDER BY sk
 """Every order locks in one order, so that no two wait for each other."""
 
 TAKE: Final = """
-WITH decided AS (INSERT INTO decisions VALUES (%s, true) RETURNING order_id),
-wanted AS (INSERT INTO reservations SELECT order_id, w.* FROM decided, unnest(%s::text[], %s::bigint[]) AS w RETURNING sku, quantity)
-UPDATE stock SET available = available - quantity FROM wanted WHERE stock.sku = wanted.sku"""
+WITH taken AS (
+    INSERT INTO reservations SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[]) RETURNING sku, quantity
+), pieces AS (SELECT sku, sum(quantity) AS gone FROM taken GROUP BY sku)
+UPDATE stock SET available = available - gone FROM pieces WHERE stock.sku = pieces.sku"""
+
+DECIDE: Final = "INSERT INTO decisions SELECT * FROM unnest(%s::text[], %s::boolean[])"
 
 GIVE_BACK: Final = """
 WITH freed AS (DELETE FROM reservations WHERE order_id = %s RETURNING sku, quantity)
@@ -40,27 +43,32 @@ def receive(connection: psycopg.Connection[Any], sku: str, quantity: int) -> Non
 
 
 def inventory(place: Place, *, batch: int = 50, workers: int = 1) -> Consumer:
-    """Make the consumer. Orders of many articles in one transaction would lock them in any order, so only one worker has batches."""
+    """Make the consumer. A batch in which orders are released as well locks articles in any order, so only one worker has batches."""
     consumer = Consumer(
         place.prefix + "inventory", topics=place.topics(ORDERS), batch=batch, workers=workers, **place.consumer("inventory")
     )
     append = place.outbox().append
 
-    @consumer.on(OrderPlaced)
-    def reserve(event: Event, connection: psycopg.Connection[Any]) -> None:
-        order: OrderPlaced = event.value
-        wanted = pieces(order.lines)
-        available = dict(connection.execute(LOCK, (list(wanted),)).fetchall())
-        short = short_of(wanted, available)
-        if short is None:
-            connection.execute(TAKE, (order.orderId, list(wanted), list(wanted.values())))
-            append(connection, StockReserved(orderId=order.orderId))
-        else:
-            connection.execute("INSERT INTO decisions VALUES (%s, false)", (order.orderId,))
-            append(connection, StockRejected(orderId=order.orderId, sku=short))
+    @consumer.on(OrderPlaced, many=True, pipeline=True)
+    def reserve(events: list[Event[OrderPlaced]], connection: psycopg.Connection[Any]) -> None:
+        orders = [(event.value.orderId, pieces(event.value.lines)) for event in events]
+        articles = {sku for _, wanted in orders for sku in wanted}
+        available: dict[str, int] = dict(connection.execute(LOCK, (list(articles),)).fetchall())
+        taken: list[tuple[str, str, int]] = []
+        short: list[str | None] = []
+        for order_id, wanted in orders:
+            short.append(short_of(wanted, available))
+            for sku, quantity in wanted.items() if short[-1] is None else ():
+                available[sku] -= quantity
+                taken.append((order_id, sku, quantity))
+        connection.execute(DECIDE, ([order_id for order_id, _ in orders], [sku is None for sku in short]))
+        connection.execute(TAKE, [[each[column] for each in taken] for column in range(3)])
+        for event, (order_id, _), missing in zip(events, orders, short, strict=True):
+            with event.context():
+                append(connection, StockRejected(orderId=order_id, sku=missing) if missing else StockReserved(orderId=order_id))
 
     @consumer.on(OrderRejected)
-    def release(event: Event, connection: psycopg.Connection[Any]) -> None:
+    def release(event: Event[OrderRejected], connection: psycopg.Connection[Any]) -> None:
         connection.execute(GIVE_BACK, (event.value.orderId,))
 
     return consumer

@@ -24,7 +24,7 @@ def saga(place: Place) -> Consumer:
     orders = Orders(place.outbox())
 
     @consumer.on(StockRejected)
-    def give_up(event: Event, connection: psycopg.Connection[Any]) -> None:
+    def give_up(event: Event[StockRejected], connection: psycopg.Connection[Any]) -> None:
         orders.reject(connection, event.value.orderId, f"no more {event.value.sku}")
 
     return consumer

@@ -18,8 +18,12 @@ def warehouse(place: Place) -> Consumer:
     consumer = Consumer(place.prefix + "warehouse", topics=place.topics(STOCK), batch=50, workers=2, **place.consumer("shop"))
     orders = Orders(place.outbox())
 
-    @consumer.on(StockReserved)
-    def send_out(event: Event, connection: psycopg.Connection[Any]) -> None:
-        orders.process(connection, event.value.orderId)
+    @consumer.on(StockReserved, many=True, pipeline=True)
+    def send_out(events: list[Event[StockReserved]], connection: psycopg.Connection[Any]) -> None:
+        gone = orders.process(connection, [event.value.orderId for event in events])
+        for event in events:
+            if event.value.orderId in gone:
+                with event.context():
+                    orders.processed(connection, event.value.orderId)
 
     return consumer
