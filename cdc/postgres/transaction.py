@@ -190,7 +190,7 @@ class Transactions:
             case Type():
                 self._bases[message.oid] = base_of(message)
             case Relation():
-                self._remember(resolved(message, self._bases))
+                self._remember(message)
             case Message() if message.transactional and message.prefix == self._prefix:
                 if self._begin is None:
                     raise _outside("a transactional message")
@@ -227,13 +227,6 @@ class Transactions:
             self.ignored["published before"] += rows
             rows = 0
         return TransactionEnd(commit.end_lsn, commit.commit_lsn, commit.commit_time_us, begin.xid, rows)
-
-    def _note(self, message: PgoutputMessage) -> None:
-        """Keep what a domain stands on; count what an outbox has no use for."""
-        if isinstance(message, Type):
-            self._bases[message.oid] = base_of(message)
-        else:
-            self.ignored[type(message).__name__.lower()] += 1
 
     def _remember(self, relation: Relation) -> None:
         relation = resolved(relation, self._bases)
