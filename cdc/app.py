@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from cdc.audit.finding import Doctor
     from cdc.audit.payloads import Payloads
     from cdc.audit.takeover import Takeover
+    from cdc.rabbitmq.publisher import RabbitPublisher
     from cdc.settings.debezium import Connector
+    from cdc.settings.rabbitmq import RabbitSettings
 
 TAKEOVER_STATUS_S = 0.5
 """A quiet server tells where its log ends when it is asked."""
@@ -139,6 +141,8 @@ def publisher(settings: Settings) -> Sink:
     """Return who publishes: with `subscriber` and `doctor` the place where the sink is chosen."""
     if settings.redis is not None:
         raise ConfigurationError("nothing publishes to Redis yet", "leave the table [redis] out")
+    if settings.rabbitmq is not None:
+        return rabbit_publisher(settings, settings.rabbitmq)
     return kafka_publisher(settings)
 
 
@@ -153,6 +157,10 @@ def doctor(settings: Settings) -> Doctor:
     """Return what `cdc check` asks the sink."""
     if settings.redis is not None:
         raise ConfigurationError("Redis cannot be checked yet", "leave the table [redis] out")
+    if settings.rabbitmq is not None:
+        from cdc.audit import check_rabbitmq  # noqa: PLC0415 - the pipeline needs no doctor
+
+        return check_rabbitmq.doctor(rabbit_publisher(settings, settings.rabbitmq))
     from cdc.audit import check_kafka  # noqa: PLC0415 - the pipeline needs no doctor
 
     return check_kafka.doctor(kafka_publisher(settings))
@@ -174,6 +182,23 @@ def kafka_publisher(settings: Settings) -> KafkaPublisher:
         position_topic=settings.topics.position,
         create=create(settings),
         on_partition_change=settings.topics.on_partition_change,
+    )
+
+
+def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPublisher:
+    """Return the publisher to RabbitMQ."""
+    try:
+        from cdc.rabbitmq.publisher import RabbitPublisher  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ConfigurationError("the table [rabbitmq] needs a library that is missing: pika", 'pip install "cdc[rabbitmq]"') from None
+    return RabbitPublisher(
+        name=settings.name,
+        url=rabbitmq.url.get_secret_value(),
+        exchange=rabbitmq.exchange,
+        exchange_type=rabbitmq.exchange_type,
+        position_queue=settings.topics.position,
+        dead_letter_queue=settings.topics.dead_letter,
+        confirm_timeout_s=rabbitmq.confirm_timeout.total_seconds(),
     )
 
 
@@ -209,10 +234,9 @@ def watchers(settings: Settings, watch: PipelineObserver) -> list[Periodic]:
     """Return what looks at the pipeline from beside it; made in the thread that will run it."""
     watchdog = Watchdog(watch.health, threading.get_ident(), tell_systemd)
     letters = OpenLetters(lambda: subscriber(settings), settings.topics.dead_letter, settings.name)
-    beside = [
-        Periodic("watchdog", watchdog.look, LOOK_S),
-        Periodic("dead-letters", lambda leave: watch.count_dead_letters(letters.count, leave, letters.last), COUNT_S),
-    ]
+    beside = [Periodic("watchdog", watchdog.look, LOOK_S)]
+    if settings.rabbitmq is None:  # whoever reads a queue takes from it: the broker itself says how many lie there
+        beside.append(Periodic("dead-letters", lambda leave: watch.count_dead_letters(letters.count, leave, letters.last), COUNT_S))
     if settings.http.address is not None:
         beside.append(Periodic("history", watch.history.look, SAMPLE_S))
     if settings.outbox.retention is not None:

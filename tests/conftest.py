@@ -26,9 +26,11 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.postgres import PostgresServer
+from cdc.devstack.rabbitmq import RabbitBroker
 from cdc.devstack.server import Server
 from cdc.errors import CdcError
 from tests.pipeline import POSTGRES_VERSION, Pipeline
+from tests.rabbit import RabbitPipeline, start_broker
 
 Kind = TypeVar("Kind", bound=Server)
 
@@ -190,6 +192,21 @@ def pipeline(tmp_path: Path, unique: str, database: str, kafka: str) -> Iterator
     """A pipeline on the shared servers: nothing is made and nothing runs yet."""
     with Pipeline(tmp_path, unique, database, kafka) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def rabbit_broker() -> Iterator[RabbitBroker]:
+    """A RabbitMQ that tests share, and may restart."""
+    yield from start_broker()
+
+
+@pytest.fixture
+def rabbit(tmp_path: Path, unique: str, database: str, rabbit_broker: RabbitBroker) -> Iterator[RabbitPipeline]:
+    """A pipeline that publishes to RabbitMQ: nothing is made and nothing runs yet."""
+    with RabbitPipeline(tmp_path, unique, database, rabbit_broker) as made:
+        yield made
+    if rabbit_broker.pid is None:
+        rabbit_broker.start()
 
 
 Pipelines = Callable[[str, str], Pipeline]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, PlainVa
 
 from cdc.outbox.mapping import KEYS
 from cdc.settings.base import Frozen
+from cdc.settings.rabbitmq import RabbitSettings
 from cdc.settings.redis import RedisSettings
 from cdc.settings.shards import LISTEN, ShardSetting, sharded
 from cdc.settings.values import (
@@ -52,7 +53,7 @@ DERIVED: Mapping[Path, str] = {
 }
 """Defaults that follow from the pipeline's name."""
 
-SINKS = ("kafka", "redis")
+SINKS = ("kafka", "redis", "rabbitmq")
 """Tables of which a pipeline has one: where it publishes. Without any it is Kafka, on this machine."""
 
 KAFKA_DEFAULTS: Mapping[str, str] = {"bootstrap.servers": "127.0.0.1:9092"}
@@ -76,6 +77,8 @@ SECTION_NOTES: Mapping[str, str] = {
     "those that the guarantee rests on, which are refused.",
     "redis": "Redis Streams in place of Kafka: name this table instead of `[kafka]`, and install the extra `redis`. "
     "See [Redis Streams](redis.md).",
+    "rabbitmq": "RabbitMQ in place of Kafka: name this table instead of `[kafka]`, and install the extra `rabbitmq`. "
+    "See [RabbitMQ](rabbitmq.md).",
     "topics": "Where records go.",
     "topics.create": "How topics that do not exist are created. Without this table they must exist.",
     "http": "What can be seen from outside.",
@@ -318,6 +321,7 @@ class Settings(Frozen):
     schemas: SchemaSettings = SchemaSettings()
     kafka: Annotated[KafkaProperties, PlainValidator(KafkaProperties.parse)] = KafkaProperties(KAFKA_DEFAULTS)
     redis: RedisSettings | None = None
+    rabbitmq: RabbitSettings | None = None
     topics: TopicSettings
     http: HttpSettings = HttpSettings()
 

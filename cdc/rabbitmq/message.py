@@ -1,0 +1,51 @@
+"""The AMQP message that a record becomes; values in, values out.
+
+What AMQP has a property for is that property: content-type, message-id, type, timestamp (whole seconds), correlation-id. The
+CloudEvents headers stay beside them under their own names, so that a consumer finds the same ones as on Kafka, and the
+record's key is the header `ce_partitionkey` (CloudEvents, "Partitioning" extension), which a consistent-hash exchange can take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pika import BasicProperties, DeliveryMode
+
+from cdc.event import Record
+
+SHORT_BYTES = 255
+"""Longest routing key and property: AMQP's short string."""
+
+KEY = "ce_partitionkey"
+"""The header that holds the record's key."""
+
+
+def properties_of(record: Record) -> BasicProperties:
+    """Return the properties of a record's message; a name over SHORT_BYTES stays in its header alone."""
+    headers: dict[str, Any] = {name: _text(value) for name, value in record.headers}
+    content_type = headers.pop("content-type", None)
+    if record.key is not None:
+        headers[KEY] = _text(record.key)
+    return BasicProperties(
+        content_type=_short(content_type),
+        headers=headers,
+        delivery_mode=DeliveryMode.Persistent.value,
+        correlation_id=_short(headers.get("correlationid")),
+        message_id=_short(headers.get("ce_id") or headers.get("id") or headers.get("cdc.id")),
+        timestamp=record.timestamp_ms // 1000 if record.timestamp_ms else None,
+        type=_short(headers.get("ce_type") or headers.get("cdc.type")),
+    )
+
+
+def _text(value: bytes | None) -> str | bytes | None:
+    """Return a header's value as a long string; bytes that are no text stay bytes."""
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _short(value: object) -> str | None:
+    return value if isinstance(value, str) and value and len(value.encode()) <= SHORT_BYTES else None

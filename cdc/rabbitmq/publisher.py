@@ -1,0 +1,201 @@
+"""The publisher to RabbitMQ: implements Publisher.
+
+Strategy: messages are published in order on one channel, persistent and mandatory, and confirmed in bulk. `commit` waits until
+all of them are confirmed, then replaces the position (see positions.py). There is no transaction over queues in AMQP that
+quorum queues take, so what was published after the last position is published again after a fault: at least once, each event
+with the same message id. First deliveries keep their order, because each passage publishes one unbroken run of the log from
+the position on.
+
+A record's topic is its routing key at one exchange; dead letters and positions go to queues by name.
+
+Rules.
+- A message that came back (`mandatory`: no queue is bound to its key) is confirmed as well. It ends the passage, and the
+  next one refuses its key as a route before anything is published for it.
+- The lease on the position's queue is the fence: what a predecessor sent lies in the queues before the lease can be ours,
+  because the broker closes its channel first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from cdc.errors import InvalidEvent, KafkaRefused, Poisoned, Retriable
+from cdc.event import Record, Route, name_of
+from cdc.position import Position
+from cdc.rabbitmq.link import Link, Message, Waiting, new_link
+from cdc.rabbitmq.message import SHORT_BYTES, properties_of
+from cdc.rabbitmq.positions import Lease
+from cdc.rabbitmq.topology import Topology
+
+LEASE_S = 30.0
+"""How long the lease is waited for in a passage: a predecessor that is cut off is given up after two heartbeats."""
+
+PEEK_S = 3.0
+"""How long it is waited for where nothing has been taken yet: one that was let go just now is free at once."""
+
+OUTSTANDING, OUTSTANDING_BYTES = 10_000, 16_000_000
+"""Messages, and their bytes, that may be unconfirmed: more only fill memory here and there."""
+
+UNROUTABLE_S = 60.0
+"""How long a key to which nothing is bound is believed to be so; to ask again costs a passage."""
+
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+"""RabbitMQ's own limit up to 3.13 (max_message_size); it is smaller in 4.0, and the broker's word counts then."""
+
+
+def nobody_waits() -> None:
+    """Wait for a command, which has no PostgreSQL to answer."""
+
+
+class RabbitPublisher:
+    """Publishes records and positions of one pipeline; used by one thread, for the whole life of the process."""
+
+    def __init__(  # noqa: PLR0913 - plain values from the settings, by keyword
+        self,
+        *,
+        name: str,
+        url: str,
+        exchange: str,
+        exchange_type: str,
+        position_queue: str,
+        dead_letter_queue: str,
+        confirm_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._url = url
+        self._exchange = exchange
+        self._queues = frozenset((position_queue, dead_letter_queue))
+        self.positions = Topology(
+            self._opened, position=position_queue, dead_letter=dead_letter_queue, exchange=exchange, exchange_type=exchange_type
+        )
+        self._confirm_timeout_s = confirm_timeout_s
+        self._clock = clock
+        self._link: Link | None = None
+        self._lease: Lease | None = None
+        self._blaming = False
+        self._unroutable: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<RabbitPublisher {self._name} {self._link!r}>"
+
+    @property
+    def transaction_timeout_s(self) -> float:
+        """No limit: RabbitMQ has no transaction that stays open."""
+        return math.inf
+
+    @property
+    def opened_at(self) -> None:
+        """Nothing stays open."""
+
+    @property
+    def blocked(self) -> str:
+        """Why the broker takes no messages for now, in its own words; empty when it does."""
+        return "" if self._link is None else self._link.blocked
+
+    def server(self, waiting: Waiting) -> str:
+        """Return what the broker says of itself."""
+        link = self._opened(waiting)
+        return f"RabbitMQ {link.version}, virtual host {link.virtual_host!r}"
+
+    def peek(self) -> tuple[Position | None, str]:
+        """Return the last position, and what names the broker; takes the lease if it is free, else raises Retriable.
+
+        AMQP does not tell a cluster's identity; what is recorded is the virtual host.
+        """
+        self.positions.look(nobody_waits, events=False)
+        position = self._taken(nobody_waits, PEEK_S)
+        return position, f"rabbitmq:{self._opened(nobody_waits).virtual_host}"
+
+    def require(self, topics: Sequence[str], waiting: Waiting) -> None:  # noqa: ARG002 - a routing key cannot be asked for
+        """See that exchange and dead letters' queue are there; raises KafkaRefused."""
+        self.positions.look(waiting, position=False)
+
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:  # noqa: ARG002 - the port's
+        """Take the lease, then return the last position; a blaming passage confirms each message by itself."""
+        self._blaming = blaming
+        self._opened(waiting)
+        return self._taken(waiting, LEASE_S)
+
+    def route(self, topic: str, waiting: Waiting) -> Route:  # noqa: ARG002 - the port's
+        """Return what a routing key takes; raises InvalidEvent("route", ..) for one that nothing is bound to."""
+        if not 0 < len(topic.encode()) <= SHORT_BYTES:
+            what = f"the routing key has {len(topic.encode())} bytes, AMQP takes 1 to {SHORT_BYTES}"
+            raise InvalidEvent("route", what, "see topics.route and the topic column")
+        if self._clock() < self._unroutable.get(topic, 0.0):
+            what = f"no queue is bound to exchange {self._exchange!r} for the routing key {topic!r}"
+            raise InvalidEvent("route", what, "bind a queue, or an alternate exchange")
+        return Route(topic, 2**31, MAX_MESSAGE_BYTES, compacted=False, timestamp_before_ms=None, timestamp_after_ms=None)
+
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
+        """Hand over records in order; calls `waiting` while too many are unconfirmed."""
+        link = self._link
+        assert link is not None, "recover comes first"
+        if self._blaming:
+            for record in records:
+                self._alone(link, record, waiting)
+            return
+        link.publish(records, self._message)
+        link.wait(lambda: link.outstanding <= OUTSTANDING and link.outstanding_bytes <= OUTSTANDING_BYTES, waiting, "waiting for confirms")
+        self._heed_returned(link)
+
+    def commit(self, position: Position, waiting: Waiting) -> None:
+        """Wait for all confirms, then replace the position; what raises may have been published, and is published again."""
+        link, lease = self._link, self._lease
+        assert link is not None, "recover comes first"
+        assert lease is not None, "recover comes first"
+        link.wait(lambda: not link.outstanding, waiting, "waiting for confirms")
+        self._heed_returned(link)
+        lease.store(position, waiting)
+
+    def abort(self, timeout_s: float) -> None:
+        """Nothing is open that could be aborted."""
+
+    def drop(self) -> None:
+        """Forget the connection, and with it the lease; never blocks."""
+        if self._link is not None:
+            self._link.close()
+        self._link = self._lease = None
+
+    close = drop
+
+    def _opened(self, waiting: Waiting) -> Link:
+        if self._link is None or self._link.failed:
+            self.drop()
+            self._link = new_link(self._url, self._name, self._confirm_timeout_s, self._clock)
+            self._link.open(waiting)
+        return self._link
+
+    def _taken(self, waiting: Waiting, patience_s: float) -> Position | None:
+        assert self._link is not None, "it was opened just now"
+        if self._lease is None:
+            self._lease = Lease(self._link, self.positions.topic, self._clock)
+        return self._lease.take(waiting, patience_s)
+
+    def _alone(self, link: Link, record: Record, waiting: Waiting) -> None:
+        """Publish one record and wait for its confirm: what the broker says now is said of it."""
+        link.publish([record], self._message)
+        try:
+            link.wait(lambda: not link.outstanding, waiting, "waiting for a confirm")
+        except Poisoned as error:
+            raise Poisoned(error.what, error.fix, place=name_of(record), why=error.why) from None
+        self._heed_returned(link)
+
+    def _heed_returned(self, link: Link) -> None:
+        """Remember the keys of messages that came back, and end the passage."""
+        if not link.returned:
+            return
+        _, key, why = link.returned[0]
+        if key in self._queues:
+            msg = f"RabbitMQ has no queue {key!r} ({why})"
+            raise KafkaRefused(msg, "run `cdc init`, or create it")
+        until = self._clock() + UNROUTABLE_S
+        self._unroutable.update(dict.fromkeys((each for _, each, _ in link.returned), until))
+        msg = f"RabbitMQ returned a message with the routing key {key!r} ({why})"
+        raise Retriable(msg, "bind a queue, or an alternate exchange; rows for it become dead letters")
+
+    def _message(self, record: Record) -> Message:
+        exchange = "" if record.topic in self._queues else self._exchange
+        return Message(exchange, record.topic, record.value or b"", properties_of(record))

@@ -1,0 +1,85 @@
+"""What a pipeline has in RabbitMQ: the exchange of its events, the dead letters' queue, the position's queue.
+
+Only `cdc init` makes them. The pipeline asks for them passively, which makes nothing: a position's queue that is lost must not
+come back empty without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cdc.errors import KafkaRefused
+from cdc.rabbitmq.link import Link, Waiting
+from cdc.rabbitmq.positions import arguments
+
+QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
+"""On several nodes a copy on most of them; on one it is as durable as the node."""
+
+Question = Callable[[Any, Callable[[Any], None]], object]
+
+
+class Topology:
+    """The names, and how they are asked for and made; implements Positions."""
+
+    def __init__(self, connect: Callable[[Waiting], Link], *, position: str, dead_letter: str, exchange: str, exchange_type: str) -> None:
+        self._connect = connect
+        self.topic = position
+        self.dead_letter = dead_letter
+        self.exchange = exchange
+        self.exchange_type = exchange_type
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.topic} {self.exchange} ({self.exchange_type})>"
+
+    def look(self, waiting: Waiting, *, position: bool = True, events: bool = True) -> None:
+        """Raise KafkaRefused when one of them is missing."""
+        link = self._connect(waiting)
+        for name, question in self._questions(link, passive=True, position=position, events=events):
+            link.ask(question, waiting, f"looking for {name}")
+
+    def exists(self, waiting: Waiting) -> bool:
+        """Tell whether all of them are there."""
+        try:
+            self.look(waiting)
+        except KafkaRefused as error:
+            if "NOT_FOUND" in error.what:
+                return False
+            raise
+        return True
+
+    def create(self, replication_factor: int, min_insync_replicas: int, waiting: Waiting) -> bool:  # noqa: ARG002 - the port's
+        """Make what is missing; raises KafkaRefused for one that is there with other arguments."""
+        new = not self.exists(waiting)
+        link = self._connect(waiting)
+        for name, question in self._questions(link, passive=False):
+            link.ask(question, waiting, f"declaring {name}")
+        return new
+
+    def verify(self, waiting: Waiting) -> None:
+        """Raise KafkaRefused unless all of them are there, and are what they must be."""
+        self.look(waiting)
+        self.create(1, 1, waiting)  # what is there is only compared
+
+    def _questions(self, link: Link, *, passive: bool, position: bool = True, events: bool = True) -> list[tuple[str, Question]]:
+        found: list[tuple[str, Question]] = []
+        if position:
+            found.append((f"the position's queue {self.topic!r}", _queue(self.topic, arguments(link.version), passive=passive)))
+        if events:
+            found.append((f"the dead letters' queue {self.dead_letter!r}", _queue(self.dead_letter, QUORUM, passive=passive)))
+            if self.exchange:
+                found.append((f"exchange {self.exchange!r}", self._exchange(passive=passive)))
+        return found
+
+    def _exchange(self, *, passive: bool) -> Question:
+        def ask(channel: Any, done: Callable[[Any], None]) -> object:  # noqa: ANN401 - pika has no types
+            return channel.exchange_declare(self.exchange, self.exchange_type, passive=passive, durable=True, callback=done)
+
+        return ask
+
+
+def _queue(name: str, arguments: dict[str, object], *, passive: bool) -> Question:
+    def ask(channel: Any, done: Callable[[Any], None]) -> object:  # noqa: ANN401 - pika has no types
+        return channel.queue_declare(name, passive=passive, durable=True, arguments=arguments, callback=done)
+
+    return ask
