@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests wait for servers half of the time: twice as many workers as a small machine has cores. 0 runs them in one process.
 WORKERS ?= 4
 
-.PHONY: setup demo test test-all test-matrix packages lint crash chaos soak bench guard
+.PHONY: setup demo test test-all test-matrix packages lint crash chaos soak bench guard screenshots docs
 
 # Where PYTHONDONTWRITEBYTECODE is set, each start of cdc would compile all of it anew and take half as long again.
 setup: $(STAMP)
@@ -64,3 +64,7 @@ bench: setup
 
 guard: setup
 	@$(BIN)/python -m benchmarks.guard $(ARGS)
+
+# Pictures of the status page for the manual.
+screenshots: packages
+	@$(BIN)/python -m tests.screenshots

@@ -67,6 +67,7 @@ PACKAGES = (
     Package("kubernetes-client", ("kubectl",)),
     Package("redis-server", ("redis-server",), needs=("redis-tools", "libjemalloc2", "liblzf1")),
     Package("systemd", ("systemd-analyze",), installed=True),
+    Package("chromium", ("chromium",), installed=True),
     Package("rabbitmq-server", ("rabbitmq-server",), needs=("libsctp1", *(f"erlang-{part}" for part in ERLANG)), at="usr/lib/rabbitmq/bin"),
 )
 

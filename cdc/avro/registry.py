@@ -100,6 +100,11 @@ class Registry:
         """Every version, by id."""
         return [self._by_id[key] for key in sorted(self._by_id)]
 
+    @property
+    def used(self) -> list[tuple[str, int]]:
+        """Subjects and versions whose encoders were asked for."""
+        return [(subject, number) for subject, number in list(self._encoders) if number is not None]
+
     def latest(self, subject: str) -> Version:
         """Return the newest version; InvalidEvent for an unknown subject."""
         return self._subject(subject)[-1]

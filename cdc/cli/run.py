@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cdc.avro.current import CurrentRegistry
     from cdc.observe.observer import PipelineObserver
-    from cdc.settings import Token
+    from cdc.settings import Settings
 
 
 def run(
@@ -48,8 +48,7 @@ def run(
     stop_with_parent(stop)
     server = None
     if settings.http.address is not None:
-        token = settings.http.token
-        server = HttpServer(*settings.http.address, lambda: _endpoint(watch, schemas, token))
+        server = HttpServer(*settings.http.address, lambda: _endpoint(settings, watch, schemas))
         server.start()
     try:
         with seldom_collected(), contextlib.ExitStack() as beside:
@@ -63,12 +62,20 @@ def run(
     return 0
 
 
-def _endpoint(watch: PipelineObserver, schemas: CurrentRegistry, token: Token | None) -> ASGIApp:
+def _endpoint(settings: Settings, watch: PipelineObserver, schemas: CurrentRegistry) -> ASGIApp:
     """Make what HTTP answers; called, and so loaded, in the endpoint's thread, while this one opens the pipeline."""
     from starlette.routing import Mount  # noqa: PLC0415 - see above
 
     from cdc.avro.endpoint import application  # noqa: PLC0415
     from cdc.observe.web import create_app  # noqa: PLC0415
 
-    answers = create_app(watch.health, watch.metrics, [Mount("/registry", application(lambda: schemas.registry))])
+    token = settings.http.token
+    answers = create_app(
+        watch.health,
+        watch.metrics,
+        [Mount("/registry", application(lambda: schemas.registry))],
+        history=watch.history,
+        registry=lambda: schemas.registry,
+        payloads=None if token is None else app.payloads(settings, schemas),
+    )
     return answers if token is None else Guard(answers, token.get_secret_value())

@@ -14,11 +14,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.pipeline.supervisor import State
 from cdc.position import Position, time_text
 from cdc.postgres.server import Server
+
+if TYPE_CHECKING:
+    from cdc.audit.dead_letters import Letter
 
 HEARTBEAT_MAX_AGE_S = 30.0
 """Seconds without a turn of the loop after which it hangs: longer than any one call may block (a connection attempt, 10 s),
@@ -147,7 +150,8 @@ NOTHING = Pending(0, 0)
 class Health:
     """The current snapshot, and beside it what changes too often for one; one thread writes each, any thread reads.
 
-    `dead_letters_open` is None while nobody knows; `retention_error` is why old rows are not deleted at present.
+    `dead_letters_open` is None while nobody knows; `retention_error` is why old rows are not deleted at present. `letters` are the
+    last dead letters as they were parked, newest first; `letters_read` those that the topic had at the last count.
     """
 
     def __init__(
@@ -163,6 +167,8 @@ class Health:
         self.pending = NOTHING
         self.dead_letters_open: int | None = None
         self.retention_error: str | None = None
+        self.letters: tuple[Letter, ...] = ()
+        self.letters_read: tuple[Letter, ...] = ()
         start = Turn(wall_us(), State.STARTING.value, "")
         self._snapshot = Snapshot(pipeline, start, (start,))
 

@@ -11,8 +11,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
+from cdc.audit.dead_letters import LAST, Letter
 from cdc.errors import CdcError
 from cdc.observe.health import NOTHING, Health, Pending
+from cdc.observe.history import History
 from cdc.observe.logs import describe, logger
 from cdc.observe.metrics import Metrics
 from cdc.outbox.router import commit_lsn
@@ -49,6 +51,7 @@ class PipelineObserver:
         self._monotonic = monotonic
         self.health = Health(pipeline, monotonic=monotonic, wall_us=wall_us)
         self.metrics = Metrics()
+        self.history = History(self.health)
         self._log = logger("pipeline").bind(pipeline=pipeline)
         self._windows: dict[str, tuple[float, int]] = {}
 
@@ -109,6 +112,9 @@ class PipelineObserver:
     def dead_letter(self, reason: str, event_id: str, sequence: str, what: str, correlation_id: str) -> None:
         """Count and log a row that was parked."""
         self.metrics.dead_letters.add(1, reason)
+        health = self.health
+        letter = Letter(event_id, sequence, reason, "", "", what, health.now_us() // 1000, -1, -1)
+        health.letters = (letter, *health.letters)[:LAST]
         now = self._monotonic()
         since, told = self._windows.get(reason, (now, 0))
         left_out = 0
@@ -121,13 +127,22 @@ class PipelineObserver:
             lsn = str(commit_lsn(sequence))
             self._log.warning("dead letter", reason=reason, event_id=event_id, lsn=lsn, sequence=sequence, what=what, **more)
 
-    def count_dead_letters(self, count: Callable[[Callable[[], None]], int | None], leave: Callable[[], None]) -> None:
-        """Keep how many dead letters are open while we stream; called from a thread of its own, `count` may take long and raise."""
+    def count_dead_letters(
+        self,
+        count: Callable[[Callable[[], None]], int | None],
+        leave: Callable[[], None],
+        last: Callable[[], tuple[Letter, ...]] = tuple,
+    ) -> None:
+        """Keep how many dead letters are open while we stream, and the `last` ones that were read for that.
+
+        Called from a thread of its own; `count` may take long and raise.
+        """
         found = None
         try:
             found = count(leave) if self.health.snapshot.ready else None
         finally:
             self.health.dead_letters_open = found
+            self.health.letters_read = last()
 
     def deleted(self, rows: int, partitions: int) -> None:
         """Count old rows and partitions that went; called from retention's thread."""

@@ -76,7 +76,7 @@ WATCH_INTERVAL_S = 10.0
 FENCED_WITHIN_S, FENCED_TIMES = 60.0, 3
 """Fenced so often while we hold the slot, somebody uses our transactional.id without it."""
 
-STALLED_S = 5.0
+STALLED_S = 3.0
 """A turn of the loop that waits for Kafka for so long is shown: commits take milliseconds, and a reader of the topics waits too."""
 
 FENCED_PAUSE_S = 2.0

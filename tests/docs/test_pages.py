@@ -77,7 +77,7 @@ def test_every_exit_code_is_documented() -> None:
 
 def test_every_http_path_is_documented() -> None:
     page = OPERATING.read_text(encoding="utf-8")
-    for path in ("/", "/metrics", "/health/live", "/health/ready", "/status", "/registry"):
+    for path in ("/", "/events", "/metrics", "/health/live", "/health/ready", "/status", "/registry"):
         assert f"| `{path}` |" in page
 
 

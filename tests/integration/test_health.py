@@ -57,7 +57,7 @@ def test_each_end_turns_it_red_and_a_standby_says_what_it_is(
     spare_kafka.freeze()
     pipeline.insert(1)
     wait_for(lambda: metric(pipeline, "cdc_ready") == 0, WATCH_INTERVAL_S, "red while Kafka is silent")
-    assert pipeline.get("/health/ready") == (503, "streaming: Kafka has not answered for 5 s\n")
+    assert pipeline.get("/health/ready") == (503, "streaming: Kafka has not answered for 3 s\n")
     assert metric(pipeline, "cdc_live") == 1
     assert metric(pipeline, "cdc_pending_rows") in {0, 1}, "what waits for a position to be committed was not read yet"
     spare_kafka.thaw()

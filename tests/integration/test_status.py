@@ -78,7 +78,7 @@ def test_a_broker_that_does_not_answer_is_shown_while_rows_come(pipelines: Pipel
         pipeline.insert(2)
         wait_for(lambda: not pipeline.ready(), 30, "the pipeline shows that it waits")
         code, text = pipeline.get("/health/ready")
-        assert (code, text.strip()) == (503, "streaming: Kafka has not answered for 5 s")
+        assert (code, text.strip()) == (503, "streaming: Kafka has not answered for 3 s")
     finally:
         spare_kafka.thaw()
     pipeline.wait_ready()

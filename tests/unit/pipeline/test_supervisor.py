@@ -508,7 +508,7 @@ def test_a_turn_that_waits_for_long_is_shown_until_the_next_one() -> None:
     stage.world.before["step"] = wait
     stage.run()
     turns = [(state, reason) for kind, state, reason in (each for each in stage.heard.heard if each[0] == "state")]
-    assert turns[1:4] == [("streaming", ""), ("streaming", "Kafka has not answered for 5 s"), ("streaming", "")]
+    assert turns[1:4] == [("streaming", ""), ("streaming", "Kafka has not answered for 3 s"), ("streaming", "")]
 
 
 def test_commands_that_fence_and_are_gone_before_we_look_are_no_second_instance() -> None:
