@@ -126,6 +126,11 @@ class KafkaPublisher:
         return self._timeout_ms / 1000
 
     @property
+    def full(self) -> bool:
+        """Whether a commit is due for Kafka's sake: never, its transactions take what comes."""
+        return False
+
+    @property
     def opened_at(self) -> float | None:
         """When the present Kafka transaction began, by the clock of the constructor."""
         return self._opened_at

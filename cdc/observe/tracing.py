@@ -123,6 +123,11 @@ class TracedPublisher:
         """See Publisher."""
         return self._publisher.transaction_timeout_s
 
+    @property
+    def full(self) -> bool:
+        """See Publisher."""
+        return self._publisher.full
+
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
         """See Publisher."""
         self._publisher.require(topics, waiting)

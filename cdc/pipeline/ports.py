@@ -73,6 +73,10 @@ class Publisher(Protocol):
     def transaction_timeout_s(self) -> float:
         """How long the broker lets a Kafka transaction of this passage stay open (transaction.timeout.ms)."""
 
+    @property
+    def full(self) -> bool:
+        """Whether a commit is due for the sink's sake: it holds what is produced in memory, and has enough of it."""
+
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
         """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
 

@@ -113,7 +113,7 @@ class Relay:
             items = [*items, *more]
         self._take(items)
         # An idle advance may be pending when a large transaction begins; a commit now would tear it.
-        if not self._inside and self._batch.due(self._clock(), quiet=not items, urgent=self._source.urgent):
+        if not self._inside and self._batch.due(self._clock(), quiet=not items or self._publisher.full, urgent=self._source.urgent):
             self._commit()
 
     def stop(self, timeout_s: float) -> None:

@@ -18,6 +18,7 @@ Rules.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -42,7 +43,10 @@ UNROUTABLE_S = 60.0
 """How long a key to which nothing is bound is believed to be so; to ask again costs a passage."""
 
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
-"""RabbitMQ's own limit up to 3.13 (max_message_size); it is smaller in 4.0, and the broker's word counts then."""
+"""RabbitMQ's own limit up to 3.13 (max_message_size). The broker tells a smaller one when a message exceeds it."""
+
+TOO_LARGE = re.compile(r"is larger than (?:configured )?max size (\d+)")
+"""What it says then (rabbit_channel.erl, check_msg_size)."""
 
 
 def nobody_waits() -> None:
@@ -76,10 +80,16 @@ class RabbitPublisher:
         self._link: Link | None = None
         self._lease: Lease | None = None
         self._blaming = False
+        self._max_message_bytes = MAX_MESSAGE_BYTES
         self._unroutable: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<RabbitPublisher {self._name} {self._link!r}>"
+
+    @property
+    def full(self) -> bool:
+        """Whether a commit is due for the broker's sake: not yet told."""
+        return False
 
     @property
     def transaction_timeout_s(self) -> float:
@@ -127,7 +137,7 @@ class RabbitPublisher:
         if self._clock() < self._unroutable.get(topic, 0.0):
             what = f"no queue is bound to exchange {self._exchange!r} for the routing key {topic!r}"
             raise InvalidEvent("route", what, "bind a queue, or an alternate exchange")
-        return Route(topic, 2**31, MAX_MESSAGE_BYTES, compacted=False, timestamp_before_ms=None, timestamp_after_ms=None)
+        return Route(topic, 2**31, self._max_message_bytes, compacted=False, timestamp_before_ms=None, timestamp_after_ms=None)
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         """Hand over records in order; calls `waiting` while too many are unconfirmed."""
@@ -138,16 +148,14 @@ class RabbitPublisher:
                 self._alone(link, record, waiting)
             return
         link.publish(records, self._message)
-        link.wait(lambda: link.outstanding <= OUTSTANDING and link.outstanding_bytes <= OUTSTANDING_BYTES, waiting, "waiting for confirms")
-        self._heed_returned(link)
+        self._confirmed(link, lambda: link.outstanding <= OUTSTANDING and link.outstanding_bytes <= OUTSTANDING_BYTES, waiting)
 
     def commit(self, position: Position, waiting: Waiting) -> None:
         """Wait for all confirms, then replace the position; what raises may have been published, and is published again."""
         link, lease = self._link, self._lease
         assert link is not None, "recover comes first"
         assert lease is not None, "recover comes first"
-        link.wait(lambda: not link.outstanding, waiting, "waiting for confirms")
-        self._heed_returned(link)
+        self._confirmed(link, lambda: not link.outstanding, waiting)
         lease.store(position, waiting)
 
     def abort(self, timeout_s: float) -> None:
@@ -178,9 +186,19 @@ class RabbitPublisher:
         """Publish one record and wait for its confirm: what the broker says now is said of it."""
         link.publish([record], self._message)
         try:
-            link.wait(lambda: not link.outstanding, waiting, "waiting for a confirm")
+            self._confirmed(link, lambda: not link.outstanding, waiting)
         except Poisoned as error:
             raise Poisoned(error.what, error.fix, place=name_of(record), why=error.why) from None
+
+    def _confirmed(self, link: Link, enough: Callable[[], bool], waiting: Waiting) -> None:
+        """Wait for confirms, and heed what the broker says of messages instead."""
+        try:
+            link.wait(enough, waiting, "waiting for confirms")
+        except Poisoned as error:
+            if (limit := TOO_LARGE.search(error.why)) is None:
+                raise
+            self._max_message_bytes = int(limit[1])
+            raise Retriable(error.what, "raise the broker's max_message_size, or send less") from None
         self._heed_returned(link)
 
     def _heed_returned(self, link: Link) -> None:

@@ -262,6 +262,11 @@ class FakePublisher:
         """How long the broker lets a Kafka transaction of this passage stay open."""
         return self._timeout_s
 
+    @property
+    def full(self) -> bool:
+        """Never: what is produced lies in Kafka."""
+        return False
+
     def peek(self) -> tuple[Position | None, str]:
         """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
         return self._request(Verb.PEEK, self._last, _nothing), self.cluster.cluster_id

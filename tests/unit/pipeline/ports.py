@@ -99,6 +99,7 @@ class Kafka:
         self.records: list[Record] = []
         self.committed: list[tuple[list[Record], Position]] = []
         self.transaction_timeout_s = 60.0
+        self.full = False
         self.patient: list[bool] = []
         self.blaming: list[bool] = []
 
