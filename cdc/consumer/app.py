@@ -310,7 +310,7 @@ class Consumer:
             depends=reader.breaker if self._dependencies else lambda _: None,
             due_ms=lambda record: envelope(record).due_ms if self.names.is_own(record.topic) else 0,
             attempts=lambda record: envelope(record).attempts if self.names.is_own(record.topic) else 0,
-            alone=lambda record: self.names.is_own(record.topic),
+            alone=lambda record: self.names.is_own(record.topic) or (bool(self._dependencies) and reader.alone(record)),
             later=self._retry_topics,
             skip_unparkable=self._unparkable == "skip",
         )

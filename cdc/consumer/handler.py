@@ -101,6 +101,10 @@ class Reader:
         """Return the breaker on which a record depends, if it does."""
         return next((each.breaker for each in self.handlers(envelope(seen), seen.value) if each.breaker), None)
 
+    def alone(self, seen: Seen) -> bool:
+        """Whether a handler calls a dependency for one event at a time: in a batch that fails it would be called once more for all."""
+        return any(each.breaker and not each.many for each in self.handlers(envelope(seen), seen.value))
+
     def read(self, seen: Seen, attempt: int = 1, done: Collection[str] = (), watched: Collection[bytes] = ()) -> list[Unit]:
         """Return the units of a record for handlers that are not done; raises InvalidEvent for one that cannot be decoded."""
         told = envelope(seen)

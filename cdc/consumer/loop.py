@@ -55,6 +55,7 @@ class Rules:
     due_ms: Callable[[Seen], int] = lambda _: 0
     attempts: Callable[[Seen], int] = lambda _: 0
     alone: Callable[[Seen], bool] = lambda _: False
+    """Whether a record shares its database transaction with no other."""
     later: bool = False
     """Whether another attempt goes through a retry topic; else it waits in its place."""
     skip_unparkable: bool = False
@@ -198,7 +199,7 @@ class Loop:
     def _start(self, lane: Lane, now: float, tokens: int | None) -> Handle:
         head = lane.pending[0]
         lane.attempts = lane.attempts or max(lane.known.attempts.get(head.offset, 0), self.rules.attempts(head))
-        records = self._batch(lane, self.limits.batch if tokens is None else min(self.limits.batch, tokens))
+        records = self._batch(lane, self.limits.batch if tokens is None else min(self.limits.batch, tokens), now)
         self.rate.take(len(records))
         self.running += 1
         # The lane goes behind the others of its priority.
@@ -207,20 +208,22 @@ class Loop:
         lane.job = handle = Handle(lane, records, lane.attempts + 1, lane.done, now, self.shares.started(lane.priority))
         return handle
 
-    def _batch(self, lane: Lane, most: int) -> tuple[Seen, ...]:
-        """Return records for one database transaction; what failed before, came back or depends on a breaker goes alone."""
+    def _batch(self, lane: Lane, most: int, now: float) -> tuple[Seen, ...]:
+        """Return records for one database transaction, of one breaker at most; what failed before, came back or is a probe goes alone."""
         head = lane.pending[0]
-        if most == 1 or lane.attempts or lane.done or self._goes_alone(head):
+        if most == 1 or lane.attempts or lane.done:
             return (head,)
         chosen: list[Seen] = []
+        depends: str | None = None
         for record in lane.pending:
-            if len(chosen) == most or self._goes_alone(record):
+            name = self.rules.depends(record)
+            another = name is not None and depends not in {None, name}
+            closed = name is None or self.breakers[name].state(now) is State.CLOSED
+            if len(chosen) == most or another or not closed or self.rules.alone(record):
                 break
+            depends = depends or name
             chosen.append(record)
-        return tuple(chosen)
-
-    def _goes_alone(self, record: Seen) -> bool:
-        return self.rules.alone(record) or self.rules.depends(record) is not None
+        return tuple(chosen) or (head,)
 
     # Results
 
@@ -279,16 +282,16 @@ class Loop:
 
     def _dependency(self, job: Handle, result: Handled, now: float) -> None:
         """Tell the breaker of a job about its outcome; a failure that is not the dependency's shows that it answered."""
-        name = self.rules.depends(job.records[0])
-        if name is None:
-            return
-        if result.failure is None or (result.failure.breaker is None and result.failure.kind is not Kind.DATABASE):
-            self.breakers[name].succeeded()
+        failure = result.failure
+        answers = result.settled + (failure is not None and failure.breaker is None and failure.kind is not Kind.DATABASE)
+        answered = next(filter(None, map(self.rules.depends, job.records[:answers])), None)
+        if answered is not None:
+            self.breakers[answered].succeeded()
             for lane in self.lanes.values():
-                if lane.why == f"breaker {name}":
+                if lane.why == f"breaker {answered}":
                     lane.not_before = 0.0
-        elif result.failure.breaker == name:
-            self.breakers[name].failed(now)
+        if failure is not None and failure.breaker is not None and failure.breaker == self.rules.depends(job.records[result.settled]):
+            self.breakers[failure.breaker].failed(now)
 
     def _loaded(self, lane: Lane, result: Loaded, now: float) -> None:
         if result.error:

@@ -13,7 +13,7 @@ from cdc.consumer.lane import Failure, Handle, Handled, Job, Kind, Load, Loaded,
 from cdc.consumer.loop import MOVES_MAX, Limits, Loop, Rules
 from cdc.consumer.retry import NEVER, Retry
 from cdc.consumer.shares import Shares
-from cdc.resilience.breaker import Breaker
+from cdc.resilience.breaker import Breaker, State
 from tests.unit.consumer.records import half, loop, seen
 
 OURS = ("t", 0)
@@ -226,6 +226,32 @@ def test_an_open_breaker_holds_its_records_and_lets_a_probe_through() -> None:
     assert [len(job.records) for job in probe] == [1]
     made.finished(probe[0], Handled(1), 100)
     assert len([job for job in made.jobs(100, 0) if isinstance(job, Handle)]) == 2, "both go on at once"
+
+
+def test_a_closed_breaker_lets_batches_through_and_counts_what_failed_in_a_row() -> None:
+    rules = Rules(half, depends=lambda record: {0: None, 3: "sms"}.get(record.offset, "mail"), alone=lambda record: record.offset == 5)
+    mail = Breaker(2, 10)
+    made = ready(Loop(Limits(batch=9), rules, {"mail": mail, "sms": Breaker(1, 10)}), 6)
+    down = failure(Retry.fixed(0, 9), breaker="mail")
+    job = handle(made)
+    assert offsets(job) == [0, 1, 2]  # the next one depends on something else
+    made.finished(job, Handled(1, down), 0)
+    job = handle(made)
+    assert offsets(job) == [1]
+    made.finished(job, Handled(1), 0)
+    job = handle(made)
+    assert offsets(job) == [2]
+    made.finished(job, Handled(0, down), 0)  # not the second one in a row
+    made.finished(handle(made), Handled(0, down), 0)
+    assert made.breakers["mail"].state(0) is State.OPEN
+    job = handle(made, 10)
+    assert offsets(job) == [2]  # a probe is one record
+    made.finished(job, Handled(1), 10)
+    job = handle(made, 10)
+    assert offsets(job) == [3]
+    made.finished(job, Handled(1), 10)
+    job = handle(made, 10)
+    assert offsets(job) == [4]  # the last one goes alone
 
 
 def test_what_an_outage_fails_is_not_counted_while_the_breaker_is_open() -> None:

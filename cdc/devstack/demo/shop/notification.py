@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
@@ -27,6 +27,15 @@ class MailServerError(Exception):
     """The mail server refuses for now."""
 
 
+class Mail(NamedTuple):
+    """A mail; by its key the server knows it again, and `about` is the order or the user."""
+
+    key: str
+    recipient: str
+    subject: str
+    about: str
+
+
 class MailServer:
     """Stands for a mail server: a table, written in transactions of its own, that knows a key again."""
 
@@ -41,15 +50,15 @@ class MailServer:
         for link in self._links:
             link.close()
 
-    def send(self, key: str, recipient: str, subject: str, about: str) -> None:
-        """Deliver a mail once, however often it is handed over with this key; raises MailServerError now and then."""
-        if random.random() < self._fails:  # noqa: S311 - no secret
+    def send(self, *mails: Mail) -> None:
+        """Deliver each mail once, however often it is handed over with its key; raises MailServerError now and then."""
+        if any(random.random() < self._fails for _ in mails):  # noqa: S311 - no secret
             raise MailServerError
         if getattr(self._local, "link", None) is None:
             self._local.link = psycopg.connect(self._dsn, autocommit=True)
             self._links.append(self._local.link)
-        query = "INSERT INTO mailbox VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
-        self._local.link.execute(query, (key, recipient, subject, about))
+        query = "INSERT INTO mailbox SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) ON CONFLICT DO NOTHING"
+        self._local.link.execute(query, [list(column) for column in zip(*mails, strict=True)])
 
 
 def notification(place: Place, server: MailServer | None = None) -> Consumer:
@@ -61,20 +70,23 @@ def notification(place: Place, server: MailServer | None = None) -> Consumer:
     consumer.breaker("mail", errors=(MailServerError,), failures=5, open_s=1.0)
     server = server or MailServer(place.dsns["notification"], place.mail_fails)
 
-    @consumer.on(OrderPlaced, breaker="mail")
-    def confirm(event: Event, connection: psycopg.Connection[Any]) -> None:
-        order: OrderPlaced = event.value
-        connection.execute("INSERT INTO recipients VALUES (%s, %s)", (order.orderId, order.customer.name))
-        server.send(event.idempotency_key, order.customer.name, "we have your order", order.orderId)
+    @consumer.on(OrderPlaced, breaker="mail", many=True)
+    def confirm(events: list[Event[OrderPlaced]], connection: psycopg.Connection[Any]) -> None:
+        mails = [Mail(each.idempotency_key, each.value.customer.name, "we have your order", each.value.orderId) for each in events]
+        recipients = ([mail.about for mail in mails], [mail.recipient for mail in mails])
+        connection.execute("INSERT INTO recipients SELECT * FROM unnest(%s::text[], %s::text[])", recipients)
+        server.send(*mails)
 
-    @consumer.on(OrderRejected, breaker="mail")
-    def regret(event: Event, connection: psycopg.Connection[Any]) -> None:
-        order: OrderRejected = event.value
-        found = connection.execute("SELECT customer FROM recipients WHERE order_id = %s", (order.orderId,)).fetchone()
-        server.send(event.idempotency_key, found[0] if found else "", f"we are sorry: {order.reason}", order.orderId)
+    @consumer.on(OrderRejected, breaker="mail", many=True)
+    def regret(events: list[Event[OrderRejected]], connection: psycopg.Connection[Any]) -> None:
+        query = "SELECT order_id, customer FROM recipients WHERE order_id = ANY (%s)"
+        names = dict(connection.execute(query, ([each.value.orderId for each in events],)).fetchall())
+        sorry = [(each.idempotency_key, each.value) for each in events]
+        server.send(*[Mail(key, names.get(order.orderId, ""), f"we are sorry: {order.reason}", order.orderId) for key, order in sorry])
 
     @consumer.on(UserRegistered, breaker="mail", unique="welcome:{userId}")
-    def welcome(event: Event) -> None:
-        server.send(event.idempotency_key, event.value.email, f"welcome, {event.value.name}", event.value.userId)
+    def welcome(event: Event[UserRegistered]) -> None:
+        user = event.value
+        server.send(Mail(event.idempotency_key, user.email, f"welcome, {user.name}", user.userId))
 
     return consumer
