@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     from cdc.audit.payloads import Payloads
     from cdc.audit.takeover import Takeover
     from cdc.rabbitmq.publisher import RabbitPublisher
+    from cdc.redis.publisher import RedisPublisher
     from cdc.settings.debezium import Connector
     from cdc.settings.rabbitmq import RabbitSettings
+    from cdc.settings.redis import RedisSettings
 
 TAKEOVER_STATUS_S = 0.5
 """A quiet server tells where its log ends when it is asked."""
@@ -140,7 +142,7 @@ def policy(settings: Settings) -> Policy:
 def publisher(settings: Settings) -> Sink:
     """Return who publishes: with `subscriber` and `doctor` the place where the sink is chosen."""
     if settings.redis is not None:
-        raise ConfigurationError("nothing publishes to Redis yet", "leave the table [redis] out")
+        return redis_publisher(settings, settings.redis)
     if settings.rabbitmq is not None:
         return rabbit_publisher(settings, settings.rabbitmq)
     return kafka_publisher(settings)
@@ -149,14 +151,16 @@ def publisher(settings: Settings) -> Sink:
 def subscriber(settings: Settings) -> Reader:
     """Return a reader of committed records."""
     if settings.redis is not None:
-        raise ConfigurationError("nothing reads from Redis yet", "leave the table [redis] out")
+        return redis_reader(settings, settings.redis)
     return kafka_subscriber(settings)
 
 
 def doctor(settings: Settings) -> Doctor:
     """Return what `cdc check` asks the sink."""
     if settings.redis is not None:
-        raise ConfigurationError("Redis cannot be checked yet", "leave the table [redis] out")
+        from cdc.audit import check_redis  # noqa: PLC0415 - the pipeline needs no doctor
+
+        return check_redis.doctor(redis_publisher(settings, settings.redis))
     if settings.rabbitmq is not None:
         from cdc.audit import check_rabbitmq  # noqa: PLC0415 - the pipeline needs no doctor
 
@@ -183,6 +187,36 @@ def kafka_publisher(settings: Settings) -> KafkaPublisher:
         create=create(settings),
         on_partition_change=settings.topics.on_partition_change,
     )
+
+
+def redis_publisher(settings: Settings, redis: RedisSettings) -> RedisPublisher:
+    """Return who publishes to Redis."""
+    try:
+        from cdc.redis.publisher import Options, RedisPublisher  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise _without("redis") from None
+    plain = redis.model_dump(exclude={"url", "retention"})
+    age_ms = 0 if redis.retention is None else redis.retention // timedelta(milliseconds=1)
+    return RedisPublisher(
+        name=settings.name,
+        options=Options(url=redis.url.get_secret_value(), retention_ms=age_ms, **plain),
+        position_key=settings.topics.position,
+        on_partition_change=settings.topics.on_partition_change,
+    )
+
+
+def redis_reader(settings: Settings, redis: RedisSettings) -> Reader:
+    """Return a reader of Redis's streams."""
+    try:
+        from cdc.redis.reader import RedisReader  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise _without("redis") from None
+    url, position = redis.url.get_secret_value(), settings.topics.position
+    return RedisReader(url=url, name=settings.name, position_key=position, sentinel=redis.sentinel)
+
+
+def _without(client: str) -> ConfigurationError:
+    return ConfigurationError(f"the table [{client}] needs a library that is missing: {client}", f'pip install "cdc[{client}]"')
 
 
 def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPublisher:

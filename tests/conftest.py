@@ -27,10 +27,12 @@ from psycopg.conninfo import make_conninfo
 from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.postgres import PostgresServer
 from cdc.devstack.rabbitmq import RabbitBroker
+from cdc.devstack.redis import RedisServer
 from cdc.devstack.server import Server
 from cdc.errors import CdcError
 from tests.pipeline import POSTGRES_VERSION, Pipeline
 from tests.rabbit import RabbitPipeline, start_broker
+from tests.streams import RedisPipeline, running_redis
 
 Kind = TypeVar("Kind", bound=Server)
 
@@ -207,6 +209,19 @@ def rabbit(tmp_path: Path, unique: str, database: str, rabbit_broker: RabbitBrok
         yield made
     if rabbit_broker.pid is None:
         rabbit_broker.start()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis that tests share."""
+    yield from running_redis()
+
+
+@pytest.fixture
+def streams(tmp_path: Path, unique: str, database: str, redis_server: RedisServer) -> Iterator[RedisPipeline]:
+    """A pipeline that publishes to Redis: nothing is made and nothing runs yet."""
+    with RedisPipeline(tmp_path, unique, database, redis_server.url) as made:
+        yield made
 
 
 Pipelines = Callable[[str, str], Pipeline]

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cdc.settings.base import Frozen
-from cdc.settings.values import ConnectionString, Dsn, Duration
+from cdc.settings.values import ConnectionString, Dsn, Duration, Wrong
 
 STREAMS_MAX = 1024
 """Every script names the streams that it writes to; far below this a server's one thread is the limit."""
+
+
+_SENTINEL = re.compile(r"[^@\s]+@[^@:,\s]+:\d{1,5}(,[^@:,\s]+:\d{1,5})*")
+
+
+def _sentinel(value: str) -> str:
+    if not _SENTINEL.fullmatch(value):
+        raise Wrong("does not name a service and its Sentinels", 'write it as "service@host:26379,host:26379"')
+    return value
+
+
+SentinelService = Annotated[str, AfterValidator(_sentinel)]
 
 
 class RedisSettings(Frozen):
@@ -19,6 +33,11 @@ class RedisSettings(Frozen):
     url: ConnectionString = Field(
         default=Dsn("redis://127.0.0.1:6379/0"),
         description="Server, user, password and database, as redis-py reads them: `redis://`, `rediss://` (TLS) or `unix://`.",
+    )
+    sentinel: SentinelService | None = Field(
+        default=None,
+        description="Sentinels that know where the primary is, and its name there; host and port of `url` are then not used.",
+        examples=["shop@10.0.0.1:26379,10.0.0.2:26379"],
     )
     streams: int = Field(
         default=1,
