@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 TAKEOVER_STATUS_S = 0.5
 """A quiet server tells where its log ends when it is asked."""
 
+SINK_NAMES = {"kafka": "Kafka", "redis": "Redis", "rabbitmq": "RabbitMQ"}
+
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.2, 5.0
 """Short enough that a server that is back is noticed at once, long enough not to be load on one that is not."""
 
@@ -332,7 +334,8 @@ def supervisor(
     """Return the pipeline, ready to run until `stop` is set; with `park` these rows alone become dead letters."""
     live = catalog(settings)
     log, how, outbox = source(settings, live), mapping(settings), table(settings)
-    kafka = traced(publisher(settings), settings.name)
+    sink = publisher(settings)
+    kafka = traced(sink, settings.name)
     parks = park is not None or settings.outbox.on_invalid == "dead-letter"
     policy = Policy(settings.name, settings.topics.dead_letter if parks else None, park)
     needed = dict.fromkeys([*static_topics(settings), *([settings.topics.dead_letter] if parks else [])])
@@ -354,7 +357,7 @@ def supervisor(
         )
 
     return Supervisor(
-        identity=Identity(settings.name, settings.postgres.slot, tuple(needed), settings.outbox.message_prefix),
+        identity=Identity(settings.name, settings.postgres.slot, tuple(needed), settings.outbox.message_prefix, SINK_NAMES[settings.sink]),
         source=log,
         publisher=kafka,
         precheck=lambda: check_outbox(live, settings.postgres.publication, outbox, how),
@@ -366,4 +369,5 @@ def supervisor(
         stopping=stop.is_set,
         pause=stop.wait,
         grace_s=settings.shutdown_grace.total_seconds(),
+        blocked=lambda: str(getattr(sink, "blocked", "")),
     )

@@ -7,9 +7,11 @@ own on a port of its own, because one that Erlang starts by itself outlives the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from cdc.devstack.process import LOOPBACK, accepts, end, start, wait_ready
@@ -22,9 +24,9 @@ log.console.level = warning
 log.file = false
 loopback_users = none
 disk_free_limit.absolute = 50MB
-heartbeat = 10
+max_message_size = 1048576
 """
-"""A small machine has less free disk than RabbitMQ wants by default."""
+"""A small machine has less free disk than RabbitMQ wants by default; and what is too large for a message is soon made."""
 
 ERLANG = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
 """One scheduler that sleeps when it has nothing to do; the node listens to its own machine alone."""
@@ -89,6 +91,15 @@ class RabbitBroker(Server):
             msg = f"rabbitmqctl {arguments[0]} failed: {done.stderr.strip()[-300:]}"
             raise CdcError(msg)
         return done.stdout
+
+    @contextlib.contextmanager
+    def alarm(self) -> Iterator[None]:
+        """Let it be out of memory for a while: it takes no messages then."""
+        self.control("set_vm_memory_high_watermark", "0.00001")
+        try:
+            yield
+        finally:
+            self.control("set_vm_memory_high_watermark", "0.4")
 
     @property
     def _erlang(self) -> Path:

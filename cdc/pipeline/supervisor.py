@@ -92,12 +92,13 @@ UNOWNED_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the pipeline is called on both sides, and the topics that it needs whatever rows come."""
+    """What the pipeline is called on both sides, the topics that it needs whatever rows come, and the name of its sink."""
 
     pipeline: str
     slot: str
     static_topics: tuple[str, ...] = ()
     message_prefix: str | None = None
+    sink: str = "Kafka"
 
 
 class GraceEnded(CdcError):
@@ -108,7 +109,8 @@ class Supervisor:
     """Keeps the pipeline streaming until it is asked to stop or must not go on.
 
     `precheck` refuses what is wrong with the outbox table or its publication before the slot is taken; `refresh` takes up new schemas;
-    `backoff` gives the seconds before an attempt, counted from 1; `pause` waits for so many seconds, or until `stopping`.
+    `backoff` gives the seconds before an attempt, counted from 1; `pause` waits for so many seconds, or until `stopping`; `blocked` is
+    why the sink takes nothing for now, in its own words, and empty when it does not say.
     """
 
     def __init__(  # noqa: PLR0913 - the ports and the world, by keyword
@@ -126,8 +128,10 @@ class Supervisor:
         stopping: Callable[[], bool],
         pause: Callable[[float], object],
         grace_s: float,
+        blocked: Callable[[], str] = str,
     ) -> None:
         self._identity = identity
+        self._blocked = blocked
         self._source = source
         self._publisher = publisher
         self._precheck = precheck
@@ -197,6 +201,7 @@ class Supervisor:
     def _passage(self) -> None:
         source, publisher, name = self._source, self._publisher, self._identity
         self._turn(State.OPENING)
+        self._stalled = False
         server = source.look()
         position, cluster = publisher.peek()
         self._observer.server(server, position)
@@ -276,13 +281,16 @@ class Supervisor:
         relay.proved(proved.publication_fingerprint)
 
     def _waiting(self) -> None:
-        """Answer PostgreSQL while Kafka is waited for, and leave when the time to stop is over."""
+        """Answer PostgreSQL while the sink is waited for, and leave when the time to stop is over."""
         self._source.keep_alive()
         self._observer.heartbeat()
         now = self._clock()
         if self._state is State.STREAMING and not self._stalled and now - self._turned_at >= STALLED_S:
             self._stalled = True
-            self._turn(State.STREAMING, f"Kafka has not answered for {STALLED_S:.0f} s")
+            self._turn(State.STREAMING, self._blocked() or f"{self._identity.sink} has not answered for {STALLED_S:.0f} s")
+        elif self._state is State.OPENING and not self._stalled and (reason := self._blocked()):
+            self._stalled = True
+            self._turn(State.OPENING, reason)
         if self._stopping():
             if self._leave_at is None:
                 self._leave_at = now + self._grace_s

@@ -16,6 +16,9 @@ from cdc.event import Record
 SHORT_BYTES = 255
 """Longest routing key and property: AMQP's short string."""
 
+HEADERS_BYTES = 100_000
+"""Properties have to fit into one frame, of 128 kB by default; a dead letter goes without the row's other columns when they do not."""
+
 KEY = "ce_partitionkey"
 """The header that holds the record's key."""
 
@@ -26,6 +29,8 @@ def properties_of(record: Record) -> BasicProperties:
     content_type = headers.pop("content-type", None)
     if record.key is not None:
         headers[KEY] = _text(record.key)
+    if "cdc.row" in headers and sum(len(value or b"") for _, value in record.headers) > HEADERS_BYTES:
+        del headers["cdc.row"]
     return BasicProperties(
         content_type=_short(content_type),
         headers=headers,

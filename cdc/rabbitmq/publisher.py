@@ -88,7 +88,7 @@ class RabbitPublisher:
 
     @property
     def full(self) -> bool:
-        """Whether a commit is due for the broker's sake: not yet told."""
+        """Whether a commit is due for the broker's sake: never, what is produced lies in queues."""
         return False
 
     @property
@@ -103,7 +103,7 @@ class RabbitPublisher:
     @property
     def blocked(self) -> str:
         """Why the broker takes no messages for now, in its own words; empty when it does."""
-        return "" if self._link is None else self._link.blocked
+        return f"RabbitMQ takes no messages for now: {self._link.blocked}" if self._link is not None and self._link.blocked else ""
 
     def server(self, waiting: Waiting) -> str:
         """Return what the broker says of itself."""

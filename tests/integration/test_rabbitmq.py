@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 
 from tests.pipeline import SCHEMA, decode
 from tests.rabbit import RabbitPipeline
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.packages]
 
@@ -30,3 +35,106 @@ def test_rows_arrive_in_order_with_the_properties_of_amqp(rabbit: RabbitPipeline
     stored = rabbit.stored()
     assert stored is not None
     assert rabbit.slot().confirmed <= stored.end_lsn
+
+
+def test_what_no_queue_takes_and_what_is_too_large_become_dead_letters(rabbit: RabbitPipeline) -> None:
+    rabbit.set(topics__route="{aggregatetype}")
+    rabbit.init()
+    with rabbit.channel() as channel:
+        channel.queue_unbind(rabbit.queue, rabbit.exchange, "#")
+    rabbit.bind("thing")
+    rabbit.topic = "thing"
+    rabbit.started()
+    rows = [("thing", 1, "", 0), ("nobody", 2, "", 0), ("thing", 3, "x" * 1_100_000, 0), ("thing", 4, "", 150_000), ("thing", 5, "", 0)]
+    with rabbit.connection.transaction():
+        for aggregate, n, text, size in rows:
+            rabbit.execute(
+                "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, headers) VALUES (%s, 'k', 'Thing',"
+                " jsonb_build_object('n', %s::int, 'text', %s::text), jsonb_build_object('long', repeat('x', %s::int)))",
+                (aggregate, n, text, size),
+            )
+    rabbit.wait_numbers([1, 5])
+    wait_for(lambda: len(rabbit.events(rabbit.dead_letter_topic)) == 3, what="three dead letters")
+    letters = sorted((event.headers for event in rabbit.events(rabbit.dead_letter_topic)), key=lambda letter: letter["cdc.sequence"])
+    assert [letter["cdc.reason"] for letter in letters] == [b"route", b"size", b"refused"]
+    assert b"no queue is bound" in letters[0]["__connect.errors.exception.message"]
+    assert "cdc.row" not in letters[2], "it would not have fit either"
+    rabbit.wait_confirmed()
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("direct", ["Thing"]), ("fanout", ["", "", ""])])
+def test_each_kind_of_exchange_brings_an_event_to_every_queue_that_wants_it(rabbit: RabbitPipeline, kind: str, keys: Sequence[str]) -> None:
+    rabbit.set(rabbitmq__exchange_type=kind, topics__route="{type}")
+    rabbit.here("init", "--create-table")
+    queues = [f"{rabbit.name}.{number}" for number in range(len(keys))]
+    for queue, key in zip(queues, keys, strict=True):
+        rabbit.bind(key, queue)
+    rabbit.started()
+    rabbit.insert(1, 5)
+
+    def arrived(queue: str) -> bool:
+        return [event.n for event in rabbit.deliveries(queue)] == [1, 2, 3, 4, 5]
+
+    for queue in queues:
+        wait_for(partial(arrived, queue), what=f"all in {queue}")
+
+
+def test_a_broker_without_memory_is_waited_for_and_health_tells(rabbit: RabbitPipeline) -> None:
+    rabbit.init()
+    rabbit.started()
+    with rabbit.broker.alarm():
+        rabbit.insert(1, 2_000)
+        wait_for(lambda: "RabbitMQ" in rabbit.get("/health/ready")[1], 30, "health says what it waits for")
+        assert rabbit.get("/health/ready") == (503, "streaming: RabbitMQ takes no messages for now: low on memory\n")
+        assert rabbit.get("/health/live")[0] == 200
+        assert rabbit.slot().active_pid is not None
+    rabbit.wait_numbers(range(1, 2_001))
+    wait_for(rabbit.ready, 30, "it is well again")
+    assert len(rabbit.deliveries(rabbit.queue)) == 2_000, "waiting is no fault: nothing was sent again"
+
+
+def test_a_second_instance_stands_by_and_the_doctor_is_content(rabbit: RabbitPipeline) -> None:
+    rabbit.set(rabbitmq__confirm_timeout="20s")
+    assert rabbit.here("check").code == 8
+    rabbit.init()
+    checked = rabbit.here("check", "--json")
+    assert checked.code == 0, checked.out
+    rabbit.init()  # again, and nothing changes
+    first = rabbit.started()
+    rabbit.insert(1, 10)
+    rabbit.wait_numbers(range(1, 11))
+    status = json.loads(rabbit.here("status", "--json").out.splitlines()[-1])
+    assert status["running"]
+    port = rabbit.another_port()
+    second = rabbit.start(port=port)
+    wait_for(lambda: rabbit.get("/health/ready", port)[1].startswith("standby"), 30, "the second one stands by")
+    rabbit.kill(first)
+    rabbit.insert(11, 20)
+    rabbit.wait_ready(port)
+    rabbit.wait_numbers(range(1, 21))
+    assert rabbit.terminate(second) == 0
+    refused = rabbit.here("verify")
+    assert refused.code == 2
+    assert "Kafka only" in refused.line
+
+
+def test_what_is_wrong_with_the_broker_is_one_line(rabbit: RabbitPipeline) -> None:
+    rabbit.here("init", "--create-table")
+    url = rabbit.broker.url
+    rabbit.set(rabbitmq__url=url.replace("guest:guest", "guest:hidden"))
+    assert (answer := rabbit.command("run")).code == 5
+    assert "user or password" in answer.line
+    assert "hidden" not in answer.err
+    rabbit.set(rabbitmq__url=url.replace("%2F", "nowhere"))
+    assert (answer := rabbit.command("run")).code == 5
+    assert "virtual host" in answer.line
+    rabbit.set(rabbitmq__url=url)
+    with rabbit.channel() as channel:
+        channel.queue_delete(rabbit.position_topic)
+    assert (answer := rabbit.command("run")).code == 5
+    assert rabbit.position_topic in answer.line
+    with rabbit.channel() as channel:
+        channel.queue_declare(rabbit.position_topic, durable=True)
+    answer = rabbit.here("init")
+    assert answer.code == 5
+    assert "other arguments" in answer.line
