@@ -31,7 +31,7 @@ from cdc.cli.output import console, print_json, progress, say, table
 from cdc.cli.verify import audit, conclude
 from cdc.devstack import stack as servers
 from cdc.devstack.demo.child import PipelineProcess
-from cdc.devstack.demo.crowd import Crowd, Ledger
+from cdc.devstack.demo.crowd import Crowd, Ledger, writers_for
 from cdc.devstack.demo.shop import data
 from cdc.devstack.demo.watcher import Watcher
 from cdc.devstack.process import held_ports, port_of
@@ -66,7 +66,10 @@ BY_CONSUMERS = (b"OrderProcessed", b"OrderRejected")
 
 def demo(
     orders: Annotated[int | None, typer.Option(metavar="N", min=1, help="Orders to place; without it, until Ctrl-C.")] = None,
-    writers: Annotated[int, typer.Option(min=1, max=32, help="Connections that place orders at the same time.")] = 4,
+    writers: Annotated[
+        int | None,
+        typer.Option(min=1, max=32, help="Connections that place orders at the same time; by default as many as the rate needs."),
+    ] = None,
     rate: Annotated[float, typer.Option(min=1, help="Orders a second at most.")] = 1_000,
     seconds: Annotated[float | None, typer.Option(metavar="S", min=1, help="Close the shop after so long.")] = None,
     consumers: Annotated[bool, typer.Option("--consumers", help="Run the shop's services too, and audit what they did.")] = False,
@@ -79,7 +82,7 @@ def demo(
 ) -> None:
     """See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end."""
     with ExitStack() as cleanup:
-        play = Demo(orders, writers, rate, seed, seconds, keep=keep, cleanup=cleanup)
+        play = Demo(orders, writers or writers_for(rate), rate, seed, seconds, keep=keep, cleanup=cleanup)
         play.served = consumers or kill_consumers is not None
         play.kill_consumers_s = kill_consumers
         play.set_up()

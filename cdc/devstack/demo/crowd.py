@@ -6,6 +6,7 @@ event that does not fit its schema, written by an older part of the shop that kn
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -31,8 +32,17 @@ HOT, PAID, ROLLED_BACK, INVALID, SCARCE = 0.2, 0.6, 0.03, 0.01, 0.1
 """Parts of all orders: with an instalment on a standing order, paid at once, given up before the commit, with an event that is
 invalid, with a scarce article."""
 
+WRITERS: Final = range(4, 33)
+ORDERS_PER_WRITER: Final = 50.0
+"""What one writer places in a second on a busy machine, where each of its two journeys to the server waits for its turn at a core."""
+
 LINES: Final = [Line(sku="book", quantity=1, unitCents=1290), Line(sku="tea", quantity=2, unitCents=450)]
 CUP: Final = Line(sku="cup", quantity=1, unitCents=700)
+
+
+def writers_for(rate: float) -> int:
+    """Return how many writers place so many orders a second, on a busy machine too."""
+    return min(max(math.ceil(rate / ORDERS_PER_WRITER), WRITERS[0]), WRITERS[-1])
 
 
 class Placed(NamedTuple):
