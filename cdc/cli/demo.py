@@ -68,7 +68,7 @@ def demo(
     orders: Annotated[int | None, typer.Option(metavar="N", min=1, help="Orders to place; without it, until Ctrl-C.")] = None,
     writers: Annotated[
         int | None,
-        typer.Option(min=1, max=32, help="Connections that place orders at the same time; by default as many as the rate needs."),
+        typer.Option(min=1, max=32, help="Connections that place orders; by default as many as the rate needs."),
     ] = None,
     rate: Annotated[float, typer.Option(min=1, help="Orders a second at most.")] = 1_000,
     seconds: Annotated[float | None, typer.Option(metavar="S", min=1, help="Close the shop after so long.")] = None,

@@ -72,7 +72,7 @@ SETTINGS: `Consumer(name, ..)`
     observer=        who is told; cdc.observe.consumers.ConsumerMetrics shows it to Prometheus
 
 WITHOUT A DATABASE (`postgres=None`) there is no inbox: after a crash a handler may be called again for an event. Its idempotency
-key is what makes that harmless.
+key is what makes that harmless. Attempts are not kept over a restart, and nobody is told `newer_applied`.
 
 TESTING: cdc.testing.bus.Bus runs a consumer in memory, cdc.testing.fixtures has real servers, and cdc.testing.windows kills it at each
 instant that matters. The guarantees, with their limits, are in docs/consuming.md.

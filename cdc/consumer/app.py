@@ -53,8 +53,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 CONNECT_TIMEOUT_S: Final = 5
 GRACE_S: Final = 10.0
-METADATA_MS: Final = 10_000
-"""How often Kafka is asked for its topics, so that one that is made later is found."""
+METADATA_MS: Final = 2_000
+"""How often Kafka is asked for its topics, so that one that is made later is found soon."""
 
 
 @dataclass(frozen=True, slots=True)

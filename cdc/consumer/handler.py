@@ -16,6 +16,7 @@ import orjson
 from cdc.avro.decoder import Decoder, MalformedError
 from cdc.consumer.event import FOR_HANDLERS, Envelope, Event, envelope, key_id
 from cdc.consumer.retry import Retry
+from cdc.outbox.envelope import CONTENT_TYPE as ENVELOPE
 
 if TYPE_CHECKING:
     from cdc.avro.registry import Registry
@@ -144,6 +145,8 @@ class Reader:
             return None, 0
         if told.headers.get("content-type") == "application/json":
             return _json(value), _version_in(told.headers)
+        if told.headers.get("content-type") == ENVELOPE:
+            return _data(value), _version_in(told.headers)
         if self.registry is None or self._plain is None:
             if not value:
                 msg = "a value of 0 bytes is no event"
@@ -170,6 +173,14 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - whatever a model raises
             msg = f"the value does not fit the handler's model: {type(error).__name__}"
             raise MalformedError(msg) from None
+
+
+def _data(value: bytes) -> object:
+    envelope = _json(value)
+    if not isinstance(envelope, dict) or "data" not in envelope:
+        msg = "a CloudEvents envelope without data"
+        raise MalformedError(msg)
+    return envelope["data"]
 
 
 def _json(value: bytes) -> object:

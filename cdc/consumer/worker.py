@@ -251,6 +251,8 @@ class Hand:
         """Apply units in one transaction; all of them are synchronous, or none is."""
         units = self._computed(units)
         tools = self._tools
+        if tools.connect is None:  # nothing is known of open dead letters, nor of what was applied meanwhile
+            units = [unit._replace(key=None) for unit in units]
         steps = transaction(units, tools.inbox, tools.consumer, tools.policy, releases=releases and tools.connect is not None)
         try:
             if units[0].handler.is_async:

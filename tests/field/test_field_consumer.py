@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from cdc.audit.dead_letters import Choice, DeadLetters
 from cdc.consumer import Consumer, Event, Retry, Unprocessable, driver, loop
 from cdc.consumer.ports import Log
 from cdc.devstack.postgres import PostgresServer
+from cdc.devstack.process import held_ports, port_of
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.testing.windows import running
@@ -396,6 +398,29 @@ def test_field_case_128_two_copies_at_the_same_instant(shop: Line, size: int) ->
     with consuming(consumer):
         wait_for(lambda: shop.committed(0) == size and shop.committed(1) == size, 120, "both partitions are through")
     assert sorted(shop.effects()) == list(range(size))
+
+
+@sizes(60, 2_000)
+def test_field_case_130_a_dependency_that_is_away_for_thousands_of_attempts(shop: Line, size: int) -> None:
+    shop.make_topic()
+    consumer = shop.consumer(retry=Retry.exponential(0.1, cap_s=0.005, attempts=5_000))
+    [held] = held_ports(1)  # nobody listens there
+    attempts = list[int]()
+
+    @consumer.on("Thing")
+    def ask(event: Event, connection: psycopg.Connection[Any]) -> None:
+        attempts.append(event.attempt)
+        socket.create_connection(("127.0.0.1", port_of(held)), timeout=5).close()
+        write_effect(event, connection)
+
+    shop.publish(event(0), event(1))
+    with held, consuming(consumer):
+        wait_for(lambda: len(attempts) >= size, 600, "it is away for so many attempts")
+        held.listen()
+        shop.wait_effects([0, 1])
+        wait_for(lambda: shop.committed() == 2, what="the offset follows")
+    assert attempts[:size] == list(range(1, size + 1))
+    assert consume(shop.bootstrap, [consumer.names.dead_letter]) == []
 
 
 def test_field_case_131_a_breaker_that_is_asked_to_stop_while_it_probes(shop: Line) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -16,13 +17,19 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from cdc.consumer import Event, Unprocessable, loop
+from cdc.consumer.lane import Lane
+from cdc.consumer.ports import Log
 from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.process import held_ports, port_of
 from cdc.errors import InvalidEvent, KafkaRefused, Retriable
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
+from tests.consumers import consuming, event, line
 from tests.integration.kafka_help import at, nothing, publisher, record, values
+from tests.pipeline import consume
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -152,6 +159,45 @@ def test_a_wrong_password_is_refused_at_once_and_not_told(guarded: Guarded, uniq
     assert "sasl.password" in caught.value.fix
     assert "canary" not in str(caught.value) + repr(made)
     made.close()
+
+
+def test_field_case_124_a_dead_letter_that_may_not_be_written(
+    guarded: Guarded, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "FIRST_S", 0.02)
+    shop = line(unique, guarded.broker.bootstrap_servers, "", tmp_path)
+    letters = f"cdc.{unique}.dead-letter"
+    for topic in (shop.topic, letters):
+        shop.make_topic(name=topic)
+    guarded.grant(ResourceType.GROUP, unique, OPERATIONS.READ)
+    guarded.grant(ResourceType.TOPIC, shop.topic, OPERATIONS.READ)
+    guarded.grant(ResourceType.TOPIC, letters, OPERATIONS.DESCRIBE, OPERATIONS.DESCRIBE_CONFIGS)
+    guarded.grant(ResourceType.TRANSACTIONAL_ID, f"cdc-{unique}-moves-a", OPERATIONS.WRITE, OPERATIONS.DESCRIBE)
+    applied, stops = list[int](), list[str]()
+
+    def choke(event: Event) -> None:
+        if event.value["n"] == 5:
+            raise Unprocessable
+        applied.append(event.value["n"])
+
+    class Watching(Log):
+        def stopped(self, consumer: str, lane: Lane) -> None:
+            super().stopped(consumer, lane)
+            stops.append(lane.why)
+
+    consumer = shop.consumer(postgres=None, create=None, instance="a", kafka=guarded.properties(), observer=Watching())
+    consumer.on("Thing")(choke)
+    shop.publish(*[event(n) for n in range(8)])
+    with consuming(consumer):
+        wait_for(lambda: stops, 60, "the partition stops")
+    assert shop.committed() == 5
+    assert "may not write" in stops[0]
+    guarded.grant(ResourceType.TOPIC, letters, OPERATIONS.WRITE)
+    with consuming(consumer):
+        wait_for(lambda: shop.committed() == 8, 60, "all are through")
+    assert applied == [0, 1, 2, 3, 4, 6, 7]
+    [letter] = consume(shop.bootstrap, [letters])
+    assert letter.headers["cdc.origin"] == f"{shop.topic}/0/5".encode()
 
 
 def test_a_reader_needs_no_group(guarded: Guarded, unique: str) -> None:

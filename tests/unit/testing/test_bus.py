@@ -61,6 +61,24 @@ def test_a_handler_of_lists_gets_what_is_new_and_a_failing_event_is_split_off() 
     assert dict(letter.headers)["cdc.attempts"] == b"2"
 
 
+def test_field_case_130_thousands_of_attempts_overflow_nothing() -> None:
+    shop = consumer(retry=Retry.exponential(0.1, cap_s=0.005, attempts=5_000))
+    calls: list[int] = []
+
+    @shop.on("T")
+    def handle(event: Event) -> None:
+        calls.append(event.attempt)
+        if event.attempt < 2_000:
+            raise ConnectionError
+
+    bus = Bus(shop)
+    bus.publish("T", {})
+    bus.run()
+    assert calls == list(range(1, 2_001))
+    assert 0 < bus.now < 2_000 * 0.005
+    assert bus.parked == []
+
+
 def test_both_kinds_of_handlers_keep_the_order_of_a_partition() -> None:
     shop = consumer(batch=10)
     got: list[tuple[str, int]] = []
