@@ -39,8 +39,11 @@ class RedisPipeline(Pipeline):
         return [topic] if count == 1 else [f"{topic}:{number}" for number in range(count)]
 
     def events(self, *topics: str, isolation: str = "") -> list[Event]:
-        """Everything that the topics' streams hold now, in their order."""
+        """Everything that the topics' streams hold now, in their order; of the position there is the last one."""
         with self.client as client:
+            if topics == (self.position_topic,):
+                position = client.hget(self.position_topic, "position")
+                return [] if position is None else [Event(self.position_topic, 0, 0, self.name.encode(), position, {}, 0)]
             return [
                 _event(topic, number, place, *entry)
                 for topic in topics or (self.topic,)
@@ -55,8 +58,7 @@ class RedisPipeline(Pipeline):
 
     def position(self) -> Lsn:
         """The end of the last position."""
-        with self.client as client:
-            return Lsn.parse(json.loads(client.hget(self.position_topic, "position") or b"")["end_lsn"])
+        return Lsn.parse(json.loads(self.events(self.position_topic)[-1].value or b"")["end_lsn"])
 
     def evidence(self) -> str:
         """What a failed test shows."""
@@ -70,7 +72,13 @@ def _event(topic: str, number: int, place: int, entry_id: bytes, fields: Mapping
 
 
 def new_redis(folder: Path | None = None, *, settings: Mapping[str, str] | None = None) -> RedisServer:
-    """Return a server that is not started yet; without its package the test is skipped, or fails where all are promised."""
+    """Return a server that is not started yet; without its package the test is skipped, or fails where all are promised.
+
+    TEST_REDIS_SERVER names another program, such as an older or a newer one, or Valkey.
+    """
+    own = os.environ.get("TEST_REDIS_SERVER")
+    if own:
+        return RedisServer(folder, program=Path(own), settings=settings)
     package = of("redis-server")
     if package.missing:
         reason = f"{package.name} is missing: python -m tests.packages"

@@ -1,4 +1,4 @@
-"""What every Publisher must do: one suite, on the simulated Kafka and on a real one."""
+"""What every Publisher must do: one suite, on the simulated Kafka, on a real one and on Redis."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
 from cdc.pipeline.ports import Publisher
 from cdc.position import Existing, Fingerprint, Lsn, Position
+from cdc.redis.publisher import Options, RedisPublisher
+from cdc.redis.reader import RedisReader
 from tests.simulation.fake_kafka import Cluster, FakePublisher, Topic, partition_for
 
 HOUR_MS = 3_600_000
@@ -114,12 +116,60 @@ class RealWorld:
         self.subscriber.close()
 
 
-@pytest.fixture(params=[FakeWorld, pytest.param(RealWorld, marks=pytest.mark.servers)])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    kafka = request.getfixturevalue("kafka") if request.param is RealWorld else ""
-    made: World = request.param(kafka)
+class RedisWorld:
+    def __init__(self, url: str) -> None:
+        self.name = f"c{uuid.uuid4().hex[:12]}"
+        self.position_key = f"_cdc.{self.name}.position"
+        self.options = Options(url, maxlen=0)
+        self.publishers: list[RedisPublisher] = []
+        self.reader = RedisReader(url=url, name=self.name, position_key=self.position_key)
+        self.publisher().positions.create(1, 1, nothing)
+
+    def publisher(self) -> RedisPublisher:
+        made = RedisPublisher(name=self.name, options=self.options, position_key=self.position_key)
+        self.publishers.append(made)
+        return made
+
+    def topic(self, partitions: int = 1, *, max_message_bytes: int = 0, compacted: bool = False) -> str:
+        name = f"events-{uuid.uuid4().hex[:12]}"
+        self.publishers[0].route(name, nothing)
+        return name
+
+    def committed(self, topic: str) -> list[tuple[int, Record]]:
+        read = self.reader.read([topic])
+        return [(seen.partition, Record(topic, seen.key, seen.value, seen.headers, seen.timestamp_ms)) for seen in read]
+
+    def foreign_transaction(self) -> contextlib.AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+        self.reader.close()
+
+
+def made_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param is FakeWorld:
+        made: World = FakeWorld("")
+    elif request.param is RealWorld:
+        made = RealWorld(request.getfixturevalue("kafka"))
+    else:
+        made = RedisWorld(request.getfixturevalue("redis_server").url)
     yield made
     made.close()
+
+
+REAL = pytest.param(RealWorld, marks=pytest.mark.servers)
+
+
+@pytest.fixture(params=[FakeWorld, REAL])
+def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    yield from made_world(request)
+
+
+@pytest.fixture(params=[FakeWorld, REAL, pytest.param(RedisWorld, marks=[pytest.mark.servers, pytest.mark.packages])])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    yield from made_world(request)
 
 
 def position(world: World, end_lsn: int) -> Position:
@@ -160,8 +210,9 @@ def test_records_and_position_arrive_together(world: World) -> None:
     publisher = world.publisher()
     publisher.recover(nothing, patient=False)
     now = round(time.time() * 1000)
+    nulls = [] if isinstance(world, RedisWorld) else [("none", None)]  # a stream has no field without a value
     sent = [
-        Record(topic, b"k", b"v1", [("ce_id", b"1"), ("empty", b""), ("none", None)], now),
+        Record(topic, b"k", b"v1", [("ce_id", b"1"), ("empty", b""), ("key", b"a header's"), ("header:data", b"odd"), *nulls], now),
         Record(topic, None, b"v2", [], now + 1),
         Record(topic, b"k", None, [], now + 2),
     ]
@@ -273,53 +324,53 @@ def test_abort_without_a_transaction_does_nothing(world: World) -> None:
     assert publisher.peek()[0] == position(world, 100)
 
 
-def test_an_open_transaction_of_somebody_else_is_not_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_transaction_of_somebody_else_is_not_the_end(kafka_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "READ_PATIENCE_S", 1.5)
-    publisher = world.publisher()
+    publisher = kafka_world.publisher()
     publisher.recover(nothing, patient=False)
-    publisher.commit(position(world, 100), nothing)
-    with world.foreign_transaction():
-        publisher.commit(position(world, 200), nothing)
-        assert publisher.peek()[0] == position(world, 100)
+    publisher.commit(position(kafka_world, 100), nothing)
+    with kafka_world.foreign_transaction():
+        publisher.commit(position(kafka_world, 200), nothing)
+        assert publisher.peek()[0] == position(kafka_world, 100)
         with pytest.raises(Retriable, match="another producer"):
             publisher.recover(nothing, patient=False)
-    assert publisher.recover(nothing, patient=False) == position(world, 200)
+    assert publisher.recover(nothing, patient=False) == position(kafka_world, 200)
 
 
-def test_a_patient_passage_may_take_longer(world: World) -> None:
-    publisher = world.publisher()
+def test_a_patient_passage_may_take_longer(kafka_world: World) -> None:
+    publisher = kafka_world.publisher()
     publisher.recover(nothing, patient=False)
     usual = publisher.transaction_timeout_s
     publisher.recover(nothing, patient=True)
     assert publisher.transaction_timeout_s > usual == 60.0
-    publisher.commit(position(world, 100), nothing)
+    publisher.commit(position(kafka_world, 100), nothing)
     publisher.recover(nothing, patient=False)
     assert publisher.transaction_timeout_s == usual
 
 
-def test_a_route_tells_what_the_topic_takes(world: World) -> None:
-    publisher = world.publisher()
-    route = publisher.route(world.topic(3, max_message_bytes=20_000, compacted=True), nothing)
+def test_a_route_tells_what_the_topic_takes(kafka_world: World) -> None:
+    publisher = kafka_world.publisher()
+    route = publisher.route(kafka_world.topic(3, max_message_bytes=20_000, compacted=True), nothing)
     assert (route.partitions, route.max_message_bytes, route.compacted) == (3, 20_000, True)
     assert route.timestamp_after_ms == HOUR_MS
-    assert publisher.route(world.topic(), nothing).max_message_bytes == 1_000_000
+    assert publisher.route(kafka_world.topic(), nothing).max_message_bytes == 1_000_000
 
 
 @pytest.mark.parametrize("topic", ["not-there", "", "..", "with space", "Typo/é", "x" * 250])
-def test_a_topic_that_cannot_take_records_is_refused(world: World, topic: str) -> None:
-    publisher = world.publisher()
+def test_a_topic_that_cannot_take_records_is_refused(kafka_world: World, topic: str) -> None:
+    publisher = kafka_world.publisher()
     publisher.recover(nothing, patient=False)
     with pytest.raises(InvalidEvent) as caught:
         publisher.route(topic, nothing)
     assert caught.value.reason == "route"
-    publisher.commit(position(world, 100), nothing)
+    publisher.commit(position(kafka_world, 100), nothing)
 
 
-def test_a_topic_that_no_row_can_change_is_required(world: World) -> None:
-    publisher = world.publisher()
-    publisher.require([world.topic()], nothing)
+def test_a_topic_that_no_row_can_change_is_required(kafka_world: World) -> None:
+    publisher = kafka_world.publisher()
+    publisher.require([kafka_world.topic()], nothing)
     with pytest.raises(KafkaRefused, match="not-there"):
-        publisher.require([world.topic(), "not-there"], nothing)
+        publisher.require([kafka_world.topic(), "not-there"], nothing)
 
 
 @dataclasses.dataclass
@@ -342,24 +393,24 @@ POISON = {
 
 
 @pytest.mark.parametrize("case", POISON)
-def test_one_bad_record_fails_the_whole_transaction(world: World, case: str) -> None:
+def test_one_bad_record_fails_the_whole_transaction(kafka_world: World, case: str) -> None:
     poison = POISON[case]
-    topic = world.topic(**poison.config)
-    publisher = world.publisher()
+    topic = kafka_world.topic(**poison.config)
+    publisher = kafka_world.publisher()
     publisher.recover(nothing, patient=False)
-    publisher.commit(position(world, 100), nothing)
+    publisher.commit(position(kafka_world, 100), nothing)
     good = record(topic, value=b"good", partition=0)
     bad = good._replace(value=b"bad")._replace(**poison.change)
 
     def publish(records: Sequence[Record]) -> None:
         publisher.produce(records, nothing)
-        publisher.commit(position(world, 200), nothing)
+        publisher.commit(position(kafka_world, 200), nothing)
 
     with pytest.raises(Retriable):
         publish([good, bad, good])
     publisher.drop()
-    assert publisher.recover(nothing, patient=False) == position(world, 100)
-    assert world.committed(topic) == []
+    assert publisher.recover(nothing, patient=False) == position(kafka_world, 100)
+    assert kafka_world.committed(topic) == []
     with contextlib.suppress(Retriable):  # a smaller limit asks for another producer
         publisher.route(topic, nothing)
     publisher.drop()
@@ -369,7 +420,7 @@ def test_one_bad_record_fails_the_whole_transaction(world: World, case: str) -> 
     assert caught.value.reason == poison.reason
     fits(good, publisher.route(topic, nothing), round(time.time() * 1000))
     publish([good, good])
-    assert values(world, topic, 2) == [b"good", b"good"]
+    assert values(kafka_world, topic, 2) == [b"good", b"good"]
 
 
 def test_many_records_keep_their_order(world: World) -> None:
@@ -383,14 +434,15 @@ def test_many_records_keep_their_order(world: World) -> None:
     assert values(world, topic, len(sent)) == sent
 
 
-def test_field_case_75_a_key_meets_the_partition_of_java_clients(world: World) -> None:
-    topic = world.topic(15)
+def test_field_case_75_a_key_meets_the_partition_of_java_clients(kafka_world: World) -> None:
+    topic = kafka_world.topic(15)
     keys = [b"TT0124", b"", "\u00e9\u4e2d\U0001f600".encode(), *(str(uuid.UUID(int=number)).encode() for number in range(200))]
-    publisher = world.publisher()
+    publisher = kafka_world.publisher()
     publisher.recover(nothing, patient=False)
     publisher.produce([record(topic, key=key) for key in keys], nothing)
-    publisher.commit(position(world, 100), nothing)
-    assert {made.key: partition for partition, made in committed(world, topic, len(keys))} == {key: partition_for(key, 15) for key in keys}
+    publisher.commit(position(kafka_world, 100), nothing)
+    found = {made.key: partition for partition, made in committed(kafka_world, topic, len(keys))}
+    assert found == {key: partition_for(key, 15) for key in keys}
 
 
 def test_a_missing_position_topic_is_refused(kafka: str) -> None:

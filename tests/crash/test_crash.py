@@ -12,6 +12,7 @@ import pytest
 from tests.crash.rounds import clean, rounds
 from tests.crash.storm import Storm, judged
 from tests.pipeline import Pipeline, sizes
+from tests.streams import RedisPipeline
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
@@ -32,6 +33,10 @@ def test_sigkill_at_random_moments(pipeline: Pipeline, size: int) -> None:
 
 
 def test_a_frozen_process_that_wakes_up_beside_its_successor_publishes_nothing(pipeline: Pipeline) -> None:
+    _zombie(pipeline)
+
+
+def _zombie(pipeline: Pipeline) -> None:
     pipeline.init()
     port = pipeline.another_port()
     with Storm(pipeline.dsn, random.randrange(1 << 31)) as storm:
@@ -51,3 +56,17 @@ def test_a_frozen_process_that_wakes_up_beside_its_successor_publishes_nothing(p
     assert clean(verdict), verdict
     assert verdict.rows == len(storm.ledger) > 0
     pipeline.terminate(old)
+
+
+@pytest.mark.packages
+@sizes(4, 100)
+def test_sigkill_at_random_moments_on_redis(streams: RedisPipeline, size: int) -> None:
+    found = rounds(streams.set(redis__streams=3), size, random.randrange(1 << 31))
+    print(found)  # with its seed
+    assert found["clean"], found
+    assert found["events"] > 0
+
+
+@pytest.mark.packages
+def test_a_frozen_process_on_redis_publishes_nothing_when_it_wakes_up(streams: RedisPipeline) -> None:
+    _zombie(streams)
