@@ -32,6 +32,9 @@ WHAT A HANDLER MAY DO
     append to an outbox     on the given connection: consume, effect and emit are one commit
     call something outside  with `event.idempotency_key`, which is the same in every attempt
 
+WHAT HANDLERS NEED BESIDES: `http = resource(lambda: httpx.Client(timeout=5))`
+    whatever a context manager gives, synchronous or not: opened when `run` begins, closed when it ends; `http()` is the open client
+
 DECLARING: `on(type, ..)`
     name=            the handler's name in the inbox, by default the function's; a new name is a new listener, which starts at the
                      group's offset

@@ -15,6 +15,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,7 @@ from cdc.consumer.moving import Mover
 from cdc.consumer.names import Around, Names, business_key, surrounded, too_short, validator
 from cdc.consumer.names import called as as_called
 from cdc.consumer.ports import Log, Observer
+from cdc.consumer.resources import Resource, Thing
 from cdc.consumer.retry import Retry
 from cdc.consumer.shares import WEIGHTS, Shares
 from cdc.consumer.steps import Inbox, Policy
@@ -127,6 +129,7 @@ class Consumer:
         self._around = around
         self._handlers: list[Handler] = []
         self._dependencies: dict[str, _Dependency] = {}
+        self._resources: list[Resource[Any]] = []
         self._driver: Driver | None = None
         self._stop = threading.Event()
 
@@ -142,6 +145,11 @@ class Consumer:
         if name in self._dependencies:
             raise ConfigurationError(f"consumer {self.name} has two breakers called {name!r}", "give one of them another name")
         self._dependencies[name] = _Dependency(lambda: Breaker(failures, open_s, probes), errors)
+
+    def resource(self, make: Callable[[], AbstractContextManager[Thing] | AbstractAsyncContextManager[Thing]]) -> Resource[Thing]:
+        """Declare what handlers need, by what makes its context manager; it is open while the consumer runs (see `resources`)."""
+        self._resources.append(Resource(make))
+        return self._resources[-1]
 
     def on(  # noqa: PLR0913 - what can be said of a handler
         self,
@@ -300,6 +308,7 @@ class Consumer:
             self._connect_async if self._postgres is not None and asynchronous else None,
             None if isinstance(self._schemas, Registry) else folder.refreshed,
             self._processes,
+            self._resources,
         )
 
     def decisions(self, reader: Reader) -> Loop:

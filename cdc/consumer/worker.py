@@ -20,13 +20,15 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cdc.avro.decoder import UnknownSchemaError
 from cdc.consumer.handler import Reader, Unit
 from cdc.consumer.lane import Failure, Handle, Handled, Job, Kind, Result
+from cdc.consumer.resources import Resource
 from cdc.consumer.retry import NEVER, Retry, TryAgain
 from cdc.consumer.running import run, run_async
 from cdc.consumer.steps import Blocked, Inbox, Policy, transaction
@@ -68,25 +70,42 @@ class Tools:
     connect_async: Callable[[], Coroutine[Any, Any, psycopg.AsyncConnection[Any]]] | None = None
     refresh: Callable[[Registry], Registry] | None = None
     processes: int = 0
+    resources: Sequence[Resource[Any]] = ()
+    _opened: ExitStack = field(default_factory=ExitStack)
     _refreshed: float = 0.0
     _pool: Executor | None = None
     _events: asyncio.AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Start what all workers share."""
+        """Start what all workers share, and open the handlers' resources; raises what opening one of them raises."""
         if self.connect_async is not None or any(handler.is_async for handler in self.reader.every):
-            self._events = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_serve, args=(self._events,), name="cdc-consumer-events", daemon=True)
-            self._thread.start()
+            self._serve()
+        for resource in self.resources:
+            self._opened.enter_context(resource.opened(self._on_loop))
 
     def close(self) -> None:
         """End it."""
-        if self._events is not None and self._thread is not None:
-            self._events.call_soon_threadsafe(self._events.stop)
-            self._thread.join(1.0)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        try:
+            self._opened.close()
+        finally:
+            if self._events is not None and self._thread is not None:
+                self._events.call_soon_threadsafe(self._events.stop)
+                self._thread.join(1.0)
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+            self._events = self._thread = self._pool = None
+
+    def _serve(self) -> None:
+        self._events = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_serve, args=(self._events,), name="cdc-consumer-events", daemon=True)
+        self._thread.start()
+
+    def _on_loop(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Run something of a resource, which may be the only one that needs a loop."""
+        if self._events is None:
+            self._serve()
+        return self.wait_for(work)
 
     def wait_for(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """Run something on the event loop and wait for it."""

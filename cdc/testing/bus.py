@@ -14,7 +14,6 @@ tables, which are used with a connection in autocommit: `Bus(consumer, connectio
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import uuid
@@ -53,7 +52,8 @@ class Bus:
         self._topics: dict[str, list[Seen]] = {}
         self._delivered: dict[str, int] = {}
         self._sequence = itertools.count(1)
-        self._hand = _MemoryHand(consumer.tools(), self.log, connection)
+        self._tools = consumer.tools()
+        self._hand = _MemoryHand(self._tools, self.log, connection)
         self._loop = consumer.decisions(self._hand.reader)
 
     def __repr__(self) -> str:
@@ -99,7 +99,17 @@ class Bus:
             self._put(redriven(self._consumer.names.redriven, letter))
 
     def run(self) -> None:
-        """Handle all that there is; waiting costs no time. Raises AssertionError when it does not come to an end."""
+        """Handle all that there is; waiting costs no time. Raises AssertionError when it does not come to an end.
+
+        The consumer's resources are open meanwhile.
+        """
+        self._tools.open()
+        try:
+            self._run()
+        finally:
+            self._tools.close()
+
+    def _run(self) -> None:
         for _ in range(MOST_TURNS):
             self._deliver()
             jobs = self._loop.jobs(self.now, round(self.now * 1000))
@@ -177,7 +187,7 @@ class _MemoryHand(Hand):
         new = [unit._replace(handler=replace(unit.handler, unique=None), key=None) for unit, each in zip(units, fresh, strict=True) if each]
         steps = transaction(new, Inbox.OFF, self._tools.consumer)
         if units[0].handler.is_async:
-            asyncio.run(run_async(steps, None))
+            self._tools.wait_for(run_async(steps, None))
         else:
             run(steps, None)
         self._seen |= marked

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
 import pytest
 
 from cdc.consumer import Consumer, Event, Retry, TryAgain, Unprocessable
@@ -77,6 +81,38 @@ def test_field_case_130_thousands_of_attempts_overflow_nothing() -> None:
     assert calls == list(range(1, 2_001))
     assert 0 < bus.now < 2_000 * 0.005
     assert bus.parked == []
+
+
+def test_resources_are_open_while_it_runs_and_closed_in_the_reverse_order() -> None:
+    shop = consumer()
+    told: list[str] = []
+
+    @contextmanager
+    def mail() -> Iterator[str]:
+        told.append("mail opens")
+        yield "mail"
+        told.append("mail closes")
+
+    @asynccontextmanager
+    async def pool() -> AsyncIterator[asyncio.AbstractEventLoop]:
+        told.append("pool opens")
+        yield asyncio.get_running_loop()
+        told.append("pool closes")
+
+    post, connections = shop.resource(mail), shop.resource(pool)
+
+    @shop.on("T")
+    async def handle(event: Event) -> None:
+        told.append(f"{event.type} by {post()}, {connections() is asyncio.get_running_loop()}")
+
+    bus = Bus(shop)
+    bus.publish("T", {})
+    bus.run()
+    assert told == ["mail opens", "pool opens", "T by mail, True", "pool closes", "mail closes"]
+    with pytest.raises(RuntimeError, match="while its consumer runs"):
+        post()
+    bus.run()
+    assert told[-4:] == ["mail opens", "pool opens", "pool closes", "mail closes"]
 
 
 def test_both_kinds_of_handlers_keep_the_order_of_a_partition() -> None:

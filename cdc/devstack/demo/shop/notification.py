@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing, nullcontext
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -68,25 +69,25 @@ def notification(place: Place, server: MailServer | None = None) -> Consumer:
     retry = Retry.exponential(0.02, 1.0, attempts=20)
     consumer = Consumer(place.prefix + "notification", topics=topics, batch=50, retry=retry, **place.consumer("notification"))
     consumer.breaker("mail", errors=(MailServerError,), failures=5, open_s=1.0)
-    server = server or MailServer(place.dsns["notification"], place.mail_fails)
+    post = consumer.resource(lambda: nullcontext(server) if server else closing(MailServer(place.dsns["notification"], place.mail_fails)))
 
     @consumer.on(OrderPlaced, breaker="mail", many=True)
     def confirm(events: list[Event[OrderPlaced]], connection: psycopg.Connection[Any]) -> None:
         mails = [Mail(each.idempotency_key, each.value.customer.name, "we have your order", each.value.orderId) for each in events]
         recipients = ([mail.about for mail in mails], [mail.recipient for mail in mails])
         connection.execute("INSERT INTO recipients SELECT * FROM unnest(%s::text[], %s::text[])", recipients)
-        server.send(*mails)
+        post().send(*mails)
 
     @consumer.on(OrderRejected, breaker="mail", many=True)
     def regret(events: list[Event[OrderRejected]], connection: psycopg.Connection[Any]) -> None:
         query = "SELECT order_id, customer FROM recipients WHERE order_id = ANY (%s)"
         names = dict(connection.execute(query, ([each.value.orderId for each in events],)).fetchall())
         sorry = [(each.idempotency_key, each.value) for each in events]
-        server.send(*[Mail(key, names.get(order.orderId, ""), f"we are sorry: {order.reason}", order.orderId) for key, order in sorry])
+        post().send(*[Mail(key, names.get(order.orderId, ""), f"we are sorry: {order.reason}", order.orderId) for key, order in sorry])
 
     @consumer.on(UserRegistered, breaker="mail", unique="welcome:{userId}")
     def welcome(event: Event[UserRegistered]) -> None:
         user = event.value
-        server.send(Mail(event.idempotency_key, user.email, f"welcome, {user.name}", user.userId))
+        post().send(Mail(event.idempotency_key, user.email, f"welcome, {user.name}", user.userId))
 
     return consumer
