@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 # Tests wait for servers half of the time: twice as many workers as a small machine has cores. 0 runs them in one process.
 WORKERS ?= 4
 
@@ -31,7 +32,7 @@ test-all: packages lint
 	TEST_PACKAGES=required $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Unpacked into the cache, not installed; see tests/packages.py.
-packages: setup
+packages: setup $(DOCS_STAMP)
 	$(BIN)/python -m tests.packages
 
 # Those that need servers, on each version of PostgreSQL that we promise; VERSIONS="14 18" takes some of them.
@@ -64,6 +65,14 @@ bench: setup
 
 guard: setup
 	@$(BIN)/python -m benchmarks.guard $(ARGS)
+
+$(DOCS_STAMP): docs/requirements.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/requirements.txt
+	@touch $@
+
+# The manual as a site, in build/docs/site; a warning is an error.
+docs: setup $(DOCS_STAMP)
+	@$(BIN)/python -m tests.docs.site
 
 # Pictures of the status page for the manual.
 screenshots: packages
