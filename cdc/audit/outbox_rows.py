@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from math import floor
 from operator import itemgetter
@@ -75,9 +75,11 @@ class OutboxRows:
         self._mapping = mapping
         self._registry = registry
         self._since_ms = since_ms
-        self._router = Router(mapping, registry.encoder, 0)
+        # An envelope holds the event's place, which the table does not know: its payload is compared, as `visible` gives it.
+        plain = replace(mapping, value="json") if mapping.value == "envelope" else mapping
+        self._router = Router(plain, registry.encoder, 0)
         self._told: Callable[[LogRow], tuple[bytes | None, ...]] = lambda _: ()
-        self._versions = mapping.value != "json" and any(len(versions) > 1 for versions in registry.subjects.values())
+        self._versions = mapping.value == "avro" and any(len(versions) > 1 for versions in registry.subjects.values())
 
     def read(self, take: Callable[[Row], object], progress: Callable[[float], object]) -> Snapshot:
         """Hand every row to `take`; return what was looked at."""

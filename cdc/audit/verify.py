@@ -27,6 +27,7 @@ from cdc.errors import ContinuityError
 from cdc.event import Place, Seen
 from cdc.kafka.client import nobody_waits
 from cdc.outbox.dead_letter import REDRIVEN
+from cdc.outbox.envelope import CONTENT_TYPE, data_of
 from cdc.outbox.mapping import REPLAY_MARKERS, topics_of
 from cdc.pipeline.ports import Reader
 from cdc.position import Lsn, Position
@@ -192,6 +193,9 @@ DEAD, CLOUDEVENTS, PLAIN = ("cdc.id", "cdc.sequence", "cdc.type"), ("ce_id", "ce
 """The headers that tell id, place and type of a dead letter, and of an event in either style."""
 
 
+ENVELOPE = CONTENT_TYPE.encode()
+
+
 def visible(seen: Seen, pipeline: str, source: str, dead_letter: str) -> Visible | None:
     """Return a record as the judge sees it, or None when it is another pipeline's. Called for each record there is."""
     topic, partition, offset, key, value, listed, _ = seen
@@ -204,6 +208,8 @@ def visible(seen: Seen, pipeline: str, source: str, dead_letter: str) -> Visible
     if name in headers and headers[name] != ours.encode():
         return None
     event, sequence, kind = DEAD if dead else PLAIN if plain else CLOUDEVENTS
+    if value and headers.get("content-type") == ENVELOPE:
+        value = data_of(value)
     payload = None if "cdc.payload.bytes" in headers else digest(value)
     replay = not headers.keys().isdisjoint(REPLAY_MARKERS.values())
     place = UNTOLD if plain else place_of(headers.get(sequence))

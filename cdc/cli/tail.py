@@ -18,8 +18,9 @@ from cdc.cli.output import say
 from cdc.errors import InvalidEvent, KafkaRefused, Retriable
 from cdc.event import Seen
 from cdc.kafka.client import nobody_waits
+from cdc.outbox import envelope
 from cdc.outbox.mapping import KEYS, OutboxMapping, topics_of
-from cdc.outbox.router import fill
+from cdc.outbox.router import CONTENT_TYPES, fill
 from cdc.pipeline.ports import Reader
 from cdc.settings import Settings
 
@@ -76,8 +77,11 @@ def described(seen: Seen, registry: Registry, mapping: OutboxMapping) -> dict[st
     if seen.value is None:
         return {**document, "value": None}
     try:
-        if headers.get("content-type", "application/json" if mapping.value == "json" else "") == "application/json":
+        kind = headers.get("content-type", CONTENT_TYPES[mapping.value].decode())
+        if kind == "application/json":
             subject, value = _subject(headers, mapping), orjson.loads(seen.value)
+        elif kind == envelope.CONTENT_TYPE:
+            subject, value = _subject(headers, mapping), orjson.loads(envelope.data_of(seen.value))
         else:
             value, version = Decoder(registry).decode_with_version(seen.value)
             subject = version.subject

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+import orjson
 import typer
 
 from cdc.avro import folder
@@ -66,7 +67,9 @@ def try_(
     except InvalidEvent as refusal:
         raise AuditFailed(f"{file}: no record: {refusal.reason}: {refusal.what}", refusal.fix) from None
     document = _document(record)
-    if record.value is not None:
+    if record.value is not None and mapping.value != "avro":
+        document["decoded"] = orjson.loads(record.value)
+    elif record.value is not None:
         decoded, writer = Decoder(registry).decode_with_version(record.value)
         document["schema"] = {"subject": writer.subject, "version": writer.number, "id": writer.id}
         document["decoded"] = decoded

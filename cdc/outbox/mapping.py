@@ -41,7 +41,7 @@ class OutboxMapping:
     source: str = "/"
     tombstones: bool = True
     payload: Literal["json", "avro"] = "json"
-    value: Literal["avro", "json"] = "avro"
+    value: Literal["avro", "json", "envelope"] = "avro"
     headers: Literal["cloudevents", "debezium"] = "cloudevents"
     placed: Mapping[str, str] = field(default_factory=dict)
     message_prefix: str | None = None

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from cdc.avro.encoder import Encoder
 from cdc.errors import InvalidEvent
 from cdc.event import Record
-from cdc.outbox import message
+from cdc.outbox import envelope, message
 from cdc.outbox import values as read
 from cdc.outbox.mapping import KEYS, NAME_LIMIT, RESERVED_HEADERS, Located, OutboxMapping, found, header_key, locate, placeholders
 from cdc.position import Lsn, time_text
@@ -41,6 +41,9 @@ OWN_HEADERS = {
     "debezium": "('id', id)",
 }
 """The headers that every record has, by style, as the generated function writes them."""
+
+CONTENT_TYPES = {"avro": b"application/avro", "json": b"application/json", "envelope": envelope.CONTENT_TYPE.encode()}
+"""By what a record's value is."""
 
 ORDINALS = [b"%08x" % ordinal for ordinal in range(1000)]
 """The last part of a sequence, for the rows of all but large transactions."""
@@ -209,6 +212,7 @@ class Router:
             f"        headers = [{own}]",
             "    else:",
             f"        value = encoder.{self._step(types.get('payload', 0))}(payload)",
+            *(self._envelope() if self._mapping.value == "envelope" else []),
             f"        headers = [{own}{', CONTENT_TYPE, schema_header' if self._mapping.headers == 'cloudevents' else ''}]",
         ]
         lines += [f"    headers.append(({name!r}, {_placed(header_key(name), types)}))" for name in self._mapping.placed]
@@ -242,7 +246,8 @@ class Router:
             "new_topic": self._new_topic,
             "SPEC_VERSION": ("ce_specversion", b"1.0"),
             "SOURCE": ("ce_source", self._mapping.source.encode()),
-            "CONTENT_TYPE": ("content-type", b"application/json" if self._mapping.value == "json" else b"application/avro"),
+            "CONTENT_TYPE": ("content-type", CONTENT_TYPES[self._mapping.value]),
+            "enveloped": partial(envelope.enveloped, self._mapping.source.encode()),
             "parsed": read.parsed,
             "followed": read.followed,
             "null": read.null,
@@ -262,11 +267,18 @@ class Router:
             "Record": Record,
         }
 
+    def _envelope(self) -> list[str]:
+        """Put the value into an envelope, with what the row's headers tell of it."""
+        told = "*(own or ()), " if self._has("headers") else ""
+        told += "('traceparent', traceparent), " if self._has("traceparent") else ""
+        arguments = f"type_header[1], encoder.dataschema, id, aggregateid, time, sequence, value, ({told})"
+        return [f"        value = enveloped({arguments})"]
+
     def _step(self, type_oid: int) -> str:
         """Return the encoder's method that checks a payload and gives the record's value."""
         if self._mapping.payload == "avro":
             return "pass_through"
-        if self._mapping.value == "json":
+        if self._mapping.value != "avro":
             return "validate"
         return "encode_bytes" if type_oid == BYTEA_OID else "encode"
 

@@ -237,9 +237,10 @@ class TopicSettings(Frozen):
         "commas between; a column, or a path into the payload.",
         examples=["type:header:eventType"],
     )
-    value: Literal["avro", "json"] = Field(
+    value: Literal["avro", "json", "envelope"] = Field(
         default="avro",
-        description='Value of a record: "avro" in Confluent\'s wire format, or "json" for the validated text as it is.',
+        description='Value of a record: "avro" in Confluent\'s wire format, "json" for the validated text as it is, or "envelope" for that '
+        "text inside a CloudEvents envelope in JSON.",
     )
     create: CreateSettings | None = None
     on_partition_change: Literal["warn", "stop"] = Field(
@@ -344,7 +345,7 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _value_can_be_made(self) -> Self:
-        if self.outbox.payload == "avro" and self.topics.value == "json":
+        if self.outbox.payload == "avro" and self.topics.value != "avro":
             what = "cannot make JSON of payloads that are already encoded"
             raise Wrong(what, 'set topics.value = "avro", or outbox.payload = "json"')
         return self

@@ -140,6 +140,26 @@ def test_values_that_stay_json_are_checked_all_the_same(pipeline: Pipeline) -> N
     assert verified(pipeline) == {"rows": 2, "events": 1, "dead_letters": 1}
 
 
+def test_an_envelope_tells_all_that_a_consumer_without_avro_needs(pipeline: Pipeline) -> None:
+    make_table(pipeline, "json", headers="jsonb", traceparent="text")
+    pipeline.set(topics__value="envelope").init()
+    pipeline.started()
+    text = '{ "n": 9007199254740993,\n "text": "Gr\\u00fc\\u00dfe" }'
+    insert(pipeline, "good", text, headers='{"correlationid": "c1"}', traceparent="00-" + "ab" * 16 + "-" + "cd" * 8 + "-01")
+    insert(pipeline, "wrong", '{"n": "seven"}')
+    event = published(pipeline)["good"]
+    assert event.value is not None
+    envelope = json.loads(event.value)
+    assert event.value.endswith(text.encode() + b"}")
+    assert (envelope["id"], envelope["type"], envelope["source"], envelope["subject"]) == ("good", "Thing", f"/{pipeline.name}", "k")
+    assert envelope["metadata"]["correlation_id"] == "c1"
+    assert envelope["metadata"]["sequence"].encode() == event.headers["ce_sequence"]
+    assert dead(pipeline).keys() == {"wrong"}
+    assert verified(pipeline) == {"rows": 2, "events": 1, "dead_letters": 1}
+    shown = json.loads(pipeline.here("tail", "--from-beginning", "--json", event.topic).out.splitlines()[0])
+    assert shown["value"]["n"] == 9007199254740993
+
+
 def test_the_version_comes_from_the_row_its_headers_the_pin_or_is_the_newest(pipeline: Pipeline) -> None:
     folder = pipeline.folder / "schemas"
     write_schemas(folder)

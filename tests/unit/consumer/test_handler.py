@@ -52,6 +52,12 @@ def test_values_by_schema_json_and_as_they_are(registry: Registry) -> None:
     plain = seen(0, value=b'{"n": 2}', ce_type="Thing", ce_dataschema="Thing/7", more={"content-type": "application/json"})
     [unit] = Reader([handler()], None).read(plain)
     assert (unit.event.value, unit.event.schema_version) == ({"n": 2}, 7)
+    envelope = {"content-type": "application/cloudevents+json"}
+    wrapped = seen(0, value=b'{"id":"e1","data":{"n": 3}}', ce_type="Thing", ce_dataschema="Thing/7", more=envelope)
+    [unit] = Reader([handler()], None).read(wrapped)
+    assert (unit.event.value, unit.event.schema_version) == ({"n": 3}, 7)
+    with pytest.raises(MalformedError, match="without data"):
+        Reader([handler()], None).read(seen(0, value=b"[]", ce_type="Thing", more=envelope))
     [unit] = Reader([handler()], None).read(seen(0, value=b"raw", ce_type="Thing"))
     assert unit.event.value == b"raw"
 

@@ -1,0 +1,86 @@
+"""The pipeline to RabbitMQ is killed and the broker restarted under load: I1, I3, I4 of first deliveries, I6, I9, I10."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from cdc.audit.judge import Watch, limit_of
+from tests.crash.rounds import KILL_WITHIN_S, STREAM_WITHIN_S, clean
+from tests.crash.storm import Storm, judged
+from tests.pipeline import sizes
+from tests.rabbit import RabbitPipeline
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.servers, pytest.mark.packages, pytest.mark.timeout(1800)]
+
+DRAIN_S = 120.0
+
+
+def verdict_of(rabbit: RabbitPipeline, storm: Storm) -> dict[str, Any]:
+    """Stop a pipeline that has drained the log, and judge; `again` counts deliveries that were not the first ones."""
+    rabbit.wait_confirmed(deadline_s=DRAIN_S)  # I9
+    rabbit.stop()
+    verdict = judged(rabbit, storm.ledger)  # I1, I3, I4; a second delivery is left out before
+    events = rabbit.events()
+    assert all(event.n == 1 for event in events)  # I10
+    ids = Counter(event.headers["ce_id"] for event in rabbit.deliveries(rabbit.queue))
+    again = sum(ids.values()) - len(ids)
+    return {"clean": clean(verdict), **verdict.document(), "again": again, "findings": verdict.findings}
+
+
+@sizes(4, 100)
+def test_sigkill_and_restarts_of_the_broker_lose_nothing(rabbit: RabbitPipeline, size: int) -> None:
+    seed = random.randrange(1 << 31)
+    chance, watch = random.Random(seed), Watch()
+    rabbit.init()
+    with Storm(rabbit.dsn, seed, writers=4) as storm:
+        for number in range(size):
+            process = rabbit.start()
+            if number % 2:
+                rabbit.wait_ready()
+                time.sleep(chance.uniform(0, STREAM_WITHIN_S))  # the random moment
+            else:
+                time.sleep(chance.uniform(0, KILL_WITHIN_S))  # the random moment
+            if number % 4 == 3:
+                (rabbit.broker.kill if chance.random() < 0.5 else rabbit.broker.stop)()
+                rabbit.broker.start()
+                rabbit.wait_ready()
+            assert process.poll() is None, rabbit.log_of(process)[-3000:]
+            rabbit.kill(process)
+            stored = rabbit.stored()
+            assert stored is not None
+            watch.look([], limit_of(stored.generation, stored.end_lsn), rabbit.slot().confirmed)  # I6
+        rabbit.started()
+    found = verdict_of(rabbit, storm) | {"seed": seed, "rounds": size, "transactions": storm.transactions}
+    print(found)
+    assert found["clean"], found
+    assert watch.verdict.clean, watch.verdict
+    assert found["events"] > 0
+
+
+@pytest.mark.soak
+def test_a_frozen_process_that_wakes_up_beside_its_successor_takes_nothing_out_of_order(rabbit: RabbitPipeline) -> None:
+    rabbit.init()
+    port = rabbit.another_port()
+    with Storm(rabbit.dsn, random.randrange(1 << 31)) as storm:
+        old = rabbit.started()
+        wait_for(lambda: storm.transactions > 50, what="load")
+        old.send_signal(signal.SIGSTOP)
+        successor = rabbit.start(port=port)
+        wait_for(lambda: rabbit.ready(port), 90, "the successor has the slot and the lease")
+        old.send_signal(signal.SIGCONT)
+        before = storm.transactions
+        wait_for(lambda: storm.transactions > before + 100, what="load beside the old process")
+        assert old.poll() is None, rabbit.log_of(old)[-3000:]
+        rabbit.kill(successor)
+        wait_for(rabbit.ready, 60, "the old process, a standby by now, takes over")
+    rabbit.wait_confirmed(deadline_s=DRAIN_S)
+    rabbit.terminate(old)
+    verdict = judged(rabbit, storm.ledger)
+    assert clean(verdict), verdict
