@@ -10,6 +10,7 @@ Rules.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -64,7 +65,7 @@ class Link:
         return self.run(lambda: self._exchange(pieces), waiting, doing)
 
     def run(self, function: Callable[[], Answer], waiting: Waiting, doing: str) -> Answer:
-        """Run `function` in the helper thread, once; any error but a refusal of what was asked ends this link's use."""
+        """Run `function` in the helper thread, once; any error ends this link's use."""
         assert not self.failed, "a link is never used again after an error"
         answers: list[Answer] = []
         self.failed = True
@@ -153,6 +154,9 @@ def _primary(sentinel: str) -> tuple[str, int]:
 TRANSIENT = ("LOADING", "BUSY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "NOSCRIPT", "READONLY", "OOM", "TRYAGAIN", "UNBLOCKED")
 """Errors of the server that time, or an operator who sees them, heals (src/server.c, createSharedObjects)."""
 
+_TRANSIENT = re.compile(rf"(?:^|: -)({'|'.join(TRANSIENT)})\b")
+"""Redis 6.2 puts the script's line before an error that comes from inside of it: `@user_script: 11: -READONLY ..`."""
+
 NO_CLUSTER = "a commit is one script over several keys: use one server, with Sentinel or without"
 
 FIXES = {
@@ -167,7 +171,8 @@ FIXES = {
 def fault(error: Exception, doing: str) -> CdcError:
     """Return what an error of redis-py asks for."""
     words = " ".join(str(error).split()).partition(", with args beginning with")[0]
-    code = next((code for code in TRANSIENT if words.startswith(code)), None) or _code(error)
+    found = _TRANSIENT.search(words)
+    code = found[1] if found else _code(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError | exceptions.AuthorizationError):
         return KafkaRefused(
             f"Redis refuses us while {doing}: {words}", "see user and password in redis.url, and docs/redis.md for the rights"

@@ -48,6 +48,9 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 WAIT_MS = 10_000
 """How long replicas and disks may take for a commit."""
 
+WAITAOF_SINCE = (7, 2)
+"""The first Redis that can be asked to wait for its disk."""
+
 WORDS_SINCE = (7, 0)
 """The first Redis without the limit of WORDS_MAX."""
 
@@ -131,7 +134,11 @@ class RedisPublisher:
         """Fence older instances and read the position that they committed, in one script."""
         self._forget()
         link = self.linked()
-        self._words_max = math.inf if facts(link, waiting).version >= WORDS_SINCE else WORDS_MAX
+        version = facts(link, waiting).version
+        if self.options.wait_fsync and version < WAITAOF_SINCE:
+            msg = f"redis.wait_fsync needs Redis 7.2, and this is {'.'.join(map(str, version))}"
+            raise KafkaRefused(msg, "leave it out and set appendfsync always in Redis, or use a newer one")
+        self._words_max = math.inf if version >= WORDS_SINCE else WORDS_MAX
         doing = "fencing older instances"
         self._scripts = {text: link.call("SCRIPT", "LOAD", text, waiting=waiting, doing=doing).decode() for text in (FENCE, COMMIT)}
         owner = secrets.token_hex(8)
