@@ -39,10 +39,12 @@ DECLARING: `on(type, ..)`
     name=            the handler's name in the inbox, by default the function's; a new name is a new listener, which starts at the
                      group's offset
     version=         the schema version in whose shape the value comes, by default the newest in your folder
-    model=           makes the value, such as a pydantic class's model_validate; on(SomeModel) does both
+    model=           makes the value, such as a pydantic class's model_validate; on(SomeModel) does both, and `Event[SomeModel]` tells
+                     type checkers
     retry=           Retry.listed(10, 30, 90, 270), .fixed(5, attempts=3), .exponential(0.5, cap_s=60, attempts=8), .never();
                      Retry().but({HttpBusy: Retry.fixed(60, attempts=20)}) by class of the error
-    breaker=         the dependency that it needs, declared by `breaker(name, errors=(..), failures=5, open_s=300, probes=1)`
+    breaker=         the dependency that it needs, declared by `breaker(name, errors=(..), failures=5, open_s=300, probes=1)`: each process
+                     has its own, or with shared=True all processes of the consumer have one, by a row in the database
     unique=          a business key, such as "welcome:{id}": work that must not be done twice whatever the event's id,
     unique_for=      for so many seconds; for ever without it
     compute=         a function of the value that is called before the transaction, in another process with processes=N; its

@@ -31,11 +31,12 @@ from cdc.consumer.inbox import DDL, Store
 from cdc.consumer.lane import Job, Result
 from cdc.consumer.loop import Limits, Loop, Rules
 from cdc.consumer.moving import Mover
-from cdc.consumer.names import Around, Names, business_key, surrounded, too_short, validator
+from cdc.consumer.names import Around, Names, business_key, choice, surrounded, too_short, validator
 from cdc.consumer.names import called as as_called
 from cdc.consumer.ports import Log, Observer
 from cdc.consumer.resources import Resource, Thing
 from cdc.consumer.retry import Retry
+from cdc.consumer.shared import SharedBreaker
 from cdc.consumer.shares import WEIGHTS, Shares
 from cdc.consumer.steps import Inbox, Policy
 from cdc.consumer.worker import Hand, Tools, Workers
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     import psycopg
 
 F = TypeVar("F", bound=Callable[..., Any])
-Choice = TypeVar("Choice", Inbox, Policy)
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -111,12 +111,12 @@ class Consumer:
         self._instance = instance
         self._postgres = postgres
         self._schemas = schemas
-        self._inbox = Inbox.OFF if postgres is None else _choice(Inbox, inbox, "inbox")
+        self._inbox = Inbox.OFF if postgres is None else choice(Inbox, inbox, "inbox")
         self._retention, self._replay = retention, replay
         self._retry = retry or Retry()
         self._retry_topics = retry_topics
         self._unparkable = unparkable
-        self._policy = _choice(Policy, after_parked, "after_parked")
+        self._policy = choice(Policy, after_parked, "after_parked")
         if unparkable not in {"stop", "skip"}:
             raise ConfigurationError(f"unparkable cannot be {unparkable!r}", 'use "stop" or "skip"')
         if self._policy is Policy.BLOCK and (postgres is None or retry_topics):
@@ -138,13 +138,26 @@ class Consumer:
 
     # Declarations
 
-    def breaker(
-        self, name: str, *, errors: tuple[type[BaseException], ...], failures: int = 5, open_s: float = 300.0, probes: int = 1
+    def breaker(  # noqa: PLR0913 - what can be said of a breaker
+        self,
+        name: str,
+        *,
+        errors: tuple[type[BaseException], ...],
+        failures: int = 5,
+        open_s: float = 300.0,
+        probes: int = 1,
+        shared: bool = False,
     ) -> None:
-        """Declare a dependency: after `failures` in a row of these errors its events wait for `open_s`, then `probes` are tried."""
+        """Declare a dependency: after `failures` in a row of these errors its events wait for `open_s`, then `probes` are tried.
+
+        Each process has its own breaker, or all of them `shared` one.
+        """
         if name in self._dependencies:
             raise ConfigurationError(f"consumer {self.name} has two breakers called {name!r}", "give one of them another name")
-        self._dependencies[name] = _Dependency(lambda: Breaker(failures, open_s, probes), errors)
+        if shared and self._postgres is None:
+            raise ConfigurationError(f"breaker {name!r} of consumer {self.name} is shared and there is no database", "set postgres")
+        kind = SharedBreaker if shared else Breaker
+        self._dependencies[name] = _Dependency(lambda: kind(failures, open_s, probes), errors)
 
     def resource(self, make: Callable[[], AbstractContextManager[Thing] | AbstractAsyncContextManager[Thing]]) -> Resource[Thing]:
         """Declare what handlers need, by what makes its context manager; it is open while the consumer runs (see `resources`)."""
@@ -380,10 +393,3 @@ class Consumer:
         return await psycopg.AsyncConnection.connect(
             self._postgres, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name=f"cdc-consumer-{self.name}"
         )
-
-
-def _choice(kind: type[Choice], value: str, what: str) -> Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigurationError(f"{what} cannot be {value!r}", f"use one of {', '.join(kind)}") from None

@@ -13,7 +13,7 @@ from typing import Final
 
 from cdc.consumer.dead_letter import dead_letter, later
 from cdc.consumer.inbox import PRUNE_ROWS, Store
-from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Note, Noted, Result
+from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Note, Noted, Result, Share, Shared
 from cdc.consumer.moving import Mover
 from cdc.consumer.names import Names
 from cdc.consumer.ports import LOG
@@ -54,6 +54,8 @@ class Desk:
         if isinstance(job, Note):
             self._note(job)
             return Noted()
+        if isinstance(job, Share):
+            return self._share(job)
         try:
             self._move(job)
         except CdcError as error:
@@ -76,6 +78,13 @@ class Desk:
             return self._store.load(job.lane.topic, job.lane.partition)
         except Exception as error:  # noqa: BLE001 - the loop tries again
             return Loaded(error=type(error).__name__)
+
+    def _share(self, job: Share) -> Shared:
+        assert self._store is not None, "a shared breaker needs a database"
+        try:
+            return Shared(self._store.share(job.breaker, job.act, job.period_s))
+        except Exception as error:  # noqa: BLE001 - the loop tries again
+            return Shared(None, type(error).__name__)
 
     def _note(self, job: Note) -> None:
         if self._store is None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from cdc.consumer.lane import Handle, Handled, Job, Load, Loaded, Move, Moved, Note, Place, Result, Standing
+from cdc.consumer.lane import Handle, Handled, Job, Load, Loaded, Move, Moved, Note, Place, Result, Share, Shared, Standing
 from cdc.consumer.loop import Loop
 from cdc.consumer.ports import Observer
 from cdc.consumer.worker import Workers
@@ -154,12 +154,15 @@ class Driver:
             pass
 
     def _finished(self, job: Job, result: Result) -> None:
-        lane, now = job.lane, self._clock()
+        now = self._clock()
+        if isinstance(job, Note | Share):
+            self._loop.finished(job, result, now)
+            self._unasked(job, result)
+            return
+        lane = job.lane
         failed = result.failure if isinstance(result, Handled) else None
         head = lane.pending[0] if isinstance(job, Move) and lane.pending else None
         self._loop.finished(job, result, now)
-        if isinstance(job, Note):
-            return
         if lane.lost:
             self._observer.late(self._name, lane)
             return
@@ -173,8 +176,15 @@ class Driver:
                 self._observer.stopped(self._name, lane)
             elif result.error and lane.move is None and head is not None:
                 self._observer.skipped(self._name, head)
-        elif isinstance(job, Load) and isinstance(result, Loaded) and result.error:
-            self._hitch(f"the database cannot be asked about {lane.topic}[{lane.partition}]: {result.error}")
+        else:
+            self._unasked(job, result)
+
+    def _unasked(self, job: Job, result: Result) -> None:
+        """Say what the database did not answer."""
+        if isinstance(job, Load) and isinstance(result, Loaded) and result.error:
+            self._hitch(f"the database cannot be asked about {job.lane.topic}[{job.lane.partition}]: {result.error}")
+        elif isinstance(job, Share) and isinstance(result, Shared) and result.error:
+            self._hitch(f"the database cannot be asked about breaker {job.breaker}: {result.error}")
 
     def _settle(self, places: Sequence[Place] | None, patience_s: float) -> None:
         """Wait until jobs have ended."""

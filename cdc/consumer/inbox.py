@@ -5,16 +5,18 @@ processed_keys       business keys that must not be used again until they expire
 consumer_high_water  the highest sequence of each partition, for those who want no row for each event
 consumer_attempts    failed attempts of the record at a partition's head
 consumer_parked      events that left their partition, by key: later ones are told of them, and they of later ones
+consumer_breakers    shared breakers that are open
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from cdc.consumer.event import envelope, key_id, storable
 from cdc.consumer.lane import Loaded
+from cdc.consumer.shared import Act, Row
 
 if TYPE_CHECKING:
     import psycopg
@@ -66,12 +68,18 @@ CREATE TABLE IF NOT EXISTS consumer_parked (
     parked_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (consumer_name, topic, key, source, event_id)
 );
+CREATE TABLE IF NOT EXISTS consumer_breakers (
+    consumer_name text NOT NULL,
+    breaker text NOT NULL,
+    open_until timestamptz NOT NULL,
+    PRIMARY KEY (consumer_name, breaker)
+);
 """
 """Safe to run again; `Consumer.create_tables` runs it."""
 
 TABLES: Final = (
     *("processed_events", "processed_events_processed_at", "processed_keys"),
-    *("consumer_high_water", "consumer_attempts", "consumer_parked"),
+    *("consumer_high_water", "consumer_attempts", "consumer_parked", "consumer_breakers"),
 )
 
 LOCK: Final = 0x6364635F
@@ -90,6 +98,22 @@ FORGET: Final = 'DELETE FROM consumer_attempts WHERE consumer_name = %s AND topi
 PARK: Final = (
     "INSERT INTO consumer_parked (consumer_name, topic, partition, key, source, event_id, sequence)"
     " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+)
+
+BREAKER_OPEN: Final = (
+    "INSERT INTO consumer_breakers (open_until, consumer_name, breaker) VALUES (clock_timestamp() + make_interval(secs => %s), %s, %s)"
+    " ON CONFLICT (consumer_name, breaker) DO UPDATE SET open_until = excluded.open_until"
+)
+
+BREAKER_CLAIM: Final = (
+    "UPDATE consumer_breakers SET open_until = clock_timestamp() + make_interval(secs => %s)"
+    " WHERE consumer_name = %s AND breaker = %s AND open_until <= clock_timestamp()"
+)
+
+BREAKER_CLOSE: Final = "DELETE FROM consumer_breakers WHERE consumer_name = %s AND breaker = %s"
+
+BREAKER_LOOK: Final = (
+    "SELECT extract(epoch FROM open_until - clock_timestamp())::float8 FROM consumer_breakers WHERE consumer_name = %s AND breaker = %s"
 )
 
 PRUNE: Final = (
@@ -163,6 +187,24 @@ class Store:
         origin = told.origin
         names = (storable(told.source), storable(told.id))
         self._open().execute(PARK, (self._consumer, origin.topic, origin.partition, key_id(record.key), *names, told.sequence))
+
+    def share(self, breaker: str, act: Act, period_s: float) -> Row:
+        """Do something with the row of a shared breaker, and return what it is then."""
+        connection, name = self._open(), (self._consumer, breaker)
+        granted = False
+        match act:
+            case Act.OPEN:
+                connection.execute(BREAKER_OPEN, (period_s, *name))
+            case Act.CLAIM:
+                granted = connection.execute(BREAKER_CLAIM, (period_s, *name)).rowcount == 1
+            case Act.CLOSE:
+                connection.execute(BREAKER_CLOSE, name)
+            case Act.LOOK:
+                pass
+            case _:
+                assert_never(act)
+        found = connection.execute(BREAKER_LOOK, name).fetchone()
+        return Row(None if found is None else found[0], granted)
 
     def prune(self, markers: Sequence[str], keep: timedelta | None) -> int:
         """Delete what is older than it has to be kept; return how many rows there were, at most PRUNE_ROWS of each table."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.consumer.retry import NEVER, Retry
+from cdc.consumer.shared import Act, Row
 
 if TYPE_CHECKING:
     from cdc.kafka.subscriber import Seen
@@ -103,7 +104,16 @@ class Note:
     attempts: int
 
 
-Job = Handle | Load | Move | Note
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Look at the row of a shared breaker, or change it; belongs to no lane."""
+
+    breaker: str
+    act: Act
+    period_s: float
+
+
+Job = Handle | Load | Move | Note | Share
 
 
 class Handled(NamedTuple):
@@ -133,7 +143,14 @@ class Noted(NamedTuple):
     """Of a Note."""
 
 
-Result = Handled | Loaded | Moved | Noted
+class Shared(NamedTuple):
+    """Of a Share: the row, or why it cannot be told."""
+
+    row: Row | None
+    error: str = ""
+
+
+Result = Handled | Loaded | Moved | Noted | Shared
 
 
 @dataclass(slots=True, eq=False)

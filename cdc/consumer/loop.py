@@ -20,7 +20,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cdc.consumer.event import key_id
-from cdc.consumer.lane import Failure, Handle, Handled, Job, Kind, Lane, Load, Loaded, Move, Moved, Note, Place, Result, Standing
+from cdc.consumer.lane import (
+    Failure,
+    Handle,
+    Handled,
+    Job,
+    Kind,
+    Lane,
+    Load,
+    Loaded,
+    Move,
+    Moved,
+    Note,
+    Place,
+    Result,
+    Share,
+    Shared,
+    Standing,
+)
+from cdc.consumer.shared import SharedBreaker
 from cdc.consumer.shares import Rate, Shares
 from cdc.resilience.backoff import Backoff
 from cdc.resilience.breaker import Breaker, State
@@ -154,6 +172,9 @@ class Loop:
         """Return what to start now; each is started, and its result is brought to `finished`."""
         started: list[Job] = [*self._notes]
         self._notes.clear()
+        for name, breaker in self.breakers.items():
+            if isinstance(breaker, SharedBreaker) and (act := breaker.asks(now)) is not None:
+                started.append(Share(name, act, breaker.period_s))
         for lane in self.lanes.values():
             if lane.job is not None or lane.closing or now < lane.not_before:
                 continue
@@ -229,6 +250,10 @@ class Loop:
 
     def finished(self, job: Job, result: Result, now: float) -> None:
         """Take what became of a job."""
+        if isinstance(job, Share):
+            if isinstance(result, Shared):
+                self._shared(job.breaker, result, now)
+            return
         lane = job.lane
         if isinstance(job, Handle):
             self.running -= 1
@@ -287,11 +312,22 @@ class Loop:
         answered = next(filter(None, map(self.rules.depends, job.records[:answers])), None)
         if answered is not None:
             self.breakers[answered].succeeded()
-            for lane in self.lanes.values():
-                if lane.why == f"breaker {answered}":
-                    lane.not_before = 0.0
+            self._wake(answered)
         if failure is not None and failure.breaker is not None and failure.breaker == self.rules.depends(job.records[result.settled]):
             self.breakers[failure.breaker].failed(now)
+
+    def _shared(self, name: str, result: Shared, now: float) -> None:
+        breaker = self.breakers[name]
+        assert isinstance(breaker, SharedBreaker), "it asked"
+        breaker.heard(result.row, now)
+        if result.row is not None and (result.row.granted or breaker.state(now) is State.CLOSED):
+            self._wake(name)
+
+    def _wake(self, breaker: str) -> None:
+        """What waits for a breaker may ask again."""
+        for lane in self.lanes.values():
+            if lane.why == f"breaker {breaker}":
+                lane.not_before = 0.0
 
     def _loaded(self, lane: Lane, result: Loaded, now: float) -> None:
         if result.error:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, TypeVar
 
 from cdc.consumer.event import Event
 from cdc.consumer.retry import Retry
@@ -15,6 +16,8 @@ from cdc.errors import ConfigurationError
 
 Around = Callable[[Event, str], AbstractContextManager[object]]
 """What surrounds each call of a handler, by its event (of a list the first one) and name: a span, or the context of log lines."""
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 _FIELD: Final = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
@@ -128,3 +131,11 @@ def too_short(topic: str, config: Mapping[str, str], retention: timedelta, repla
         f"the inbox keeps markers for {retention}, but topic {topic} holds events {held}{more}: a replay of older ones would be applied"
         " again. Fix: raise the consumer's retention, or lower the topic's retention.ms"
     )
+
+
+def choice(kind: type[Choice], value: str, what: str) -> Choice:
+    """Return the member of an enum that a setting names."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigurationError(f"{what} cannot be {value!r}", f"use one of {', '.join(kind)}") from None

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.consumer.dead_letter import dead_letter, later, redriven
 from cdc.consumer.handler import Unit
-from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Noted, Result
+from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Noted, Result, Share, Shared
 from cdc.consumer.running import run, run_async
+from cdc.consumer.shared import Act, Row
 from cdc.consumer.steps import Inbox, transaction
 from cdc.consumer.worker import Hand, Tools
 from cdc.event import Record
@@ -50,6 +51,7 @@ class Bus:
         self.parked: list[Seen] = []
         self.now = 0.0
         self._topics: dict[str, list[Seen]] = {}
+        self._open_until: dict[str, float] = {}
         self._delivered: dict[str, int] = {}
         self._sequence = itertools.count(1)
         self._tools = consumer.tools()
@@ -140,7 +142,20 @@ class Bus:
             return self._hand.perform(job)
         if isinstance(job, Load):
             return Loaded()
+        if isinstance(job, Share):
+            return Shared(self._shares(job))
         return self._move(job) if isinstance(job, Move) else Noted()
+
+    def _shares(self, job: Share) -> Row:
+        """Keep the rows of shared breakers, which nobody else shares."""
+        until, granted = self._open_until.get(job.breaker), False
+        if job.act is Act.CLOSE:
+            self._open_until.pop(job.breaker, None)
+        elif job.act is Act.OPEN or (job.act is Act.CLAIM and until is not None and until <= self.now):
+            granted = job.act is Act.CLAIM
+            self._open_until[job.breaker] = self.now + job.period_s
+        left = self._open_until.get(job.breaker)
+        return Row(None if left is None else left - self.now, granted)
 
     def _move(self, job: Move) -> Moved:
         names = self._consumer.names

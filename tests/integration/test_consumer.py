@@ -312,6 +312,33 @@ def test_a_tenth_of_all_calls_fails(shop: Line, size: int) -> None:
         assert [n for n in shop.effects() if n % 2 == parity] == list(range(parity, size, 2))
 
 
+def test_a_shared_breaker_holds_all_processes_and_one_probe_lets_all_go_on(shop: Line) -> None:
+    shop.make_topic(partitions=2)
+    down, calls = True, list[int]()
+
+    def member() -> Consumer:
+        made = shop.consumer(retry=Retry.fixed(0.02, attempts=50))
+        made.breaker("mail", errors=(ConnectionError,), failures=3, open_s=1.0, shared=True)
+
+        @made.on("Thing", breaker="mail")
+        def send(event: Event, connection: psycopg.Connection[Any]) -> None:
+            calls.append(event.partition)
+            if down:
+                raise ConnectionError
+            write_effect(event, connection)
+
+        return made
+
+    with consuming(member(), member()):
+        shop.publish(*[event(n) for n in range(4)])
+        wait_for(lambda: shop.execute("SELECT 1 FROM consumer_breakers") and len(calls) >= 5, 60, "it is open, and has probed twice")
+        shop.publish(*[event(n, partition=1) for n in range(4, 8)])
+        down = False
+        wait_for(lambda: shop.committed(0) == 4 and shop.committed(1) == 4, 60, "all are through")
+    assert sorted(shop.effects()) == list(range(8))
+    assert shop.execute("SELECT * FROM consumer_breakers") == []
+
+
 def test_two_processes_with_one_instance_name(shop: Line) -> None:
     shop.make_topic()
     first, second = (shop.consumer(instance="a") for _ in range(2))

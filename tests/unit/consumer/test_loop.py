@@ -179,6 +179,7 @@ def test_a_late_result_changes_nothing() -> None:
 def test_partitions_that_are_given_back_start_nothing_more() -> None:
     made = ready(loop(workers=2), 2, ("t", 0), ("t", 1))
     first, _ = made.jobs(0, 0)
+    assert isinstance(first, Handle)
     assert made.releasing([("t", 0)]) == [first.lane]
     made.finished(first, Handled(1), 0)
     assert made.jobs(0, 0) == []

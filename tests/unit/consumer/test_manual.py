@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +19,11 @@ ROOT = Path(__file__).parents[3]
 
 def test_help_names_every_setting() -> None:
     manual = cdc.consumer.__doc__ or ""
-    for function in (Consumer.__init__, Consumer.on):
+    for function in (Consumer.__init__, Consumer.on, Consumer.breaker):
         for name in inspect.signature(function).parameters:
             if name not in {"self", "name", "event"}:
                 assert name in manual, name
-    for name in ("Unprocessable", "TryAgain", "idempotency_key", "newer_applied", "create_tables"):
+    for name in ("Unprocessable", "TryAgain", "idempotency_key", "newer_applied", "create_tables", "resource(", "context()", "Event["):
         assert name in manual
 
 
@@ -31,6 +32,7 @@ def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "consuming.md").read_text(encoding="utf-8")
     sample = tmp_path / "inventory.py"
     sample.write_text(page.split("```python\n")[1].split("```")[0])
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(sample)]
+    project = [shutil.copy(source, tmp_path) for source in (ROOT / "tests" / "sample").glob("*.py")]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(sample), *map(str, project)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout
