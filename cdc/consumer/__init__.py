@@ -73,7 +73,8 @@ SETTINGS: `Consumer(name, ..)`
     unparkable=      "stop" (default): a record that cannot be parked stops its partition, visibly; "skip": it is left out and counted
     dead_letter_topic=   in place of cdc.NAME.dead-letter
     create=          Create(partitions, replication_factor, min_insync_replicas) makes the consumer's own topics
-    around=          a context manager around each call of a handler, such as a span: cdc.observe.consumer_spans.spans()
+    around=          a context manager around each call of a handler, such as a span: cdc.observe.consumer_spans.spans(). Of a list it
+                     is given the first event
     observer=        who is told; cdc.observe.consumers.ConsumerMetrics shows it to Prometheus
 
 WITHOUT A DATABASE (`postgres=None`) there is no inbox: after a crash a handler may be called again for an event. Its idempotency
