@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from cdc.audit.open_letters import OpenLetters
 from cdc.avro.current import CurrentRegistry
@@ -215,6 +216,11 @@ def redis_reader(settings: Settings, redis: RedisSettings) -> Reader:
         raise _without("redis") from None
     url, position = redis.url.get_secret_value(), settings.topics.position
     return RedisReader(url=url, name=settings.name, position_key=position, sentinel=redis.sentinel)
+
+
+def key_hash(settings: Settings) -> Callable[[bytes], int] | None:
+    """Return how the sink spreads keys over the partitions of a topic, unless it is Kafka's way."""
+    return crc32 if settings.redis is not None else None
 
 
 def _without(client: str) -> ConfigurationError:

@@ -71,21 +71,21 @@ def _event(topic: str, number: int, place: int, entry_id: bytes, fields: Mapping
     return Event(topic, number, place, named.get("key"), named.get("data"), headers, int(named["timestamp"]))
 
 
-def new_redis(folder: Path | None = None, *, settings: Mapping[str, str] | None = None) -> RedisServer:
+def new_redis(folder: Path | None = None, *, settings: Mapping[str, str] | None = None, watches: RedisServer | None = None) -> RedisServer:
     """Return a server that is not started yet; without its package the test is skipped, or fails where all are promised.
 
-    TEST_REDIS_SERVER names another program, such as an older or a newer one, or Valkey.
+    TEST_REDIS_SERVER names another program, such as an older or a newer one, or Valkey. One that `watches` is a Sentinel.
     """
     own = os.environ.get("TEST_REDIS_SERVER")
     if own:
-        return RedisServer(folder, program=Path(own), settings=settings)
+        return RedisServer(folder, program=Path(own), settings=settings, watches=watches)
     package = of("redis-server")
     if package.missing:
         reason = f"{package.name} is missing: python -m tests.packages"
         if os.environ.get(REQUIRED) == "required":
             pytest.fail(reason)
         pytest.skip(reason)
-    return RedisServer(folder, program=package.find("redis-server"), libraries=package.libraries, settings=settings)
+    return RedisServer(folder, program=package.find("redis-server"), libraries=package.libraries, settings=settings, watches=watches)
 
 
 def running_redis() -> Iterator[RedisServer]:

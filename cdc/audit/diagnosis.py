@@ -96,7 +96,7 @@ def strange(evidence: Evidence, position: Position) -> str | None:
     if position.system_id != server.system_id:
         return f"this is PostgreSQL system {server.system_id}, the position was made on {position.system_id}"
     if position.kafka_cluster_id != evidence.kafka_cluster_id:
-        return f"this is Kafka cluster {evidence.kafka_cluster_id!r}, the position was made on {position.kafka_cluster_id!r}"
+        return f"this is cluster {evidence.kafka_cluster_id!r}, the position was made on {position.kafka_cluster_id!r}"
     timeline = position.timeline_history[-1][0]
     ancestors = position.timeline_history[:-1]
     if server.timeline_history[: len(ancestors)] != ancestors or timeline not in dict(server.timeline_history):

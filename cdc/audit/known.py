@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from cdc.audit.verify import visible
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.subscriber import Subscriber
-from cdc.kafka.topics import Topic
+from cdc.pipeline.ports import Reader
 
 CACHE_KB = 24_000
 """Memory that SQLite may use for its pages."""
@@ -53,18 +52,17 @@ class Known:
 
 
 def known(  # noqa: PLR0913 - whose records, and where
-    subscriber: Subscriber, topics: Collection[str], *, pipeline: str, source: str, dead_letter: str, progress: Callable[[float], object]
+    subscriber: Reader, topics: Collection[str], *, pipeline: str, source: str, dead_letter: str, progress: Callable[[float], object]
 ) -> Known:
     """Read the topics of a pipeline to where they end now."""
-    there = sorted(set(topics) & set(subscriber.topics.names(nobody_waits)))
+    there = sorted(set(topics) & set(subscriber.names(nobody_waits)))
     found = Known()
     if not there:
         return found
     subscriber.settle(there, nobody_waits)
     cut = {place for place, (low, _) in subscriber.bounds(there, nobody_waits).items() if low > 0}
-    described = subscriber.topics.describe(there, nobody_waits).values()
     found.told_since_us = dict.fromkeys({topic for topic, _ in cut}, 0)
-    compacted = {topic.name for topic in described if isinstance(topic, Topic) and "compact" in topic.config.get("cleanup.policy", "")}
+    compacted = {topic for topic, shape in subscriber.shapes(there, nobody_waits).items() if shape.compacted}
     ids: list[bytes] = []
     for seen in subscriber.read(there):
         place = (seen.topic, seen.partition)

@@ -64,11 +64,20 @@ class Snapshot:
 
 
 class OutboxRows:
-    """Reads the table once."""
+    """Reads the table once; `hash_key` is how the sink spreads keys over the partitions of a topic."""
 
     def __init__(  # noqa: PLR0913 - both ends of the mapping
-        self, dsn: str, application_name: str, *, table: Table, mapping: OutboxMapping, registry: Registry, since_ms: int | None
+        self,
+        dsn: str,
+        application_name: str,
+        *,
+        table: Table,
+        mapping: OutboxMapping,
+        registry: Registry,
+        since_ms: int | None,
+        hash_key: HashKey | None = None,
     ) -> None:
+        self.hash_key = hash_key or murmur2
         self._dsn = dsn
         self._application_name = application_name
         self._table = table
@@ -155,7 +164,7 @@ class OutboxRows:
             snapshot.topics.add(topic)
         if self._versions and payload is not None:
             payloads += tuple(self._others(self._router.values(row), payload))
-        told, by_hash = (key, None) if key is None or len(key) <= SHORT else (short(key), murmur2(key))
+        told, by_hash = (key, None) if key is None or len(key) <= SHORT else (short(key), self.hash_key(key))
         return Row(
             (event or b"")[:NAME_LIMIT],
             told,
@@ -192,6 +201,8 @@ class OutboxRows:
             except InvalidEvent:
                 continue
 
+
+HashKey = Callable[[bytes], int]
 
 MeantFor = tuple[str, int, int | None, bytes | None]
 """The topic of a row (empty: the dead letters'), its partition (-1: by key), its key's hash where the key is long, its time."""

@@ -118,7 +118,9 @@ class Outgoing:
                 raise TransactionTimedOut(self._next, seconds, self.publisher.transaction_timeout_s)
 
     def _end_part(self) -> None:
-        if self.between is not None and self._open_s() >= self.publisher.transaction_timeout_s * PART_OF_TIMEOUT:
+        if self.between is None:
+            return
+        if self.publisher.full or self._open_s() >= self.publisher.transaction_timeout_s * PART_OF_TIMEOUT:
             self._hand_over()
             self.between()
 

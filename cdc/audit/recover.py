@@ -34,13 +34,12 @@ from cdc.audit.table_rows import TableRow, TableRows, looking, table_rows
 from cdc.avro.registry import Registry
 from cdc.errors import ContinuityError, InvalidEvent, PostgresRefused, StoppedByPolicy
 from cdc.kafka.client import nobody_waits
-from cdc.kafka.publisher import KafkaPublisher
-from cdc.kafka.subscriber import Subscriber
 from cdc.outbox.mapping import topics_of
 from cdc.outbox.publication import check_outbox
 from cdc.outbox.router import Router
 from cdc.pipeline.continuity import Evidence
 from cdc.pipeline.parking import Policy
+from cdc.pipeline.ports import Reader, Sink
 from cdc.position import Existing, Fingerprint, Gap, Lsn, Position, Witness, time_text
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Administration
@@ -68,8 +67,8 @@ class Ends:
     source: str
     policy: Policy
     registry: Registry
-    publisher: KafkaPublisher
-    subscriber: Subscriber
+    publisher: Sink
+    subscriber: Reader
     catalog: LiveCatalog
     say: Callable[[str], None]
     adopt: bool = False
@@ -141,7 +140,7 @@ def carried_out(ends: Ends, hold: Hold, progress: Progress) -> Plan:
             ends.say(f"created topic {publisher.positions.topic}")
         publisher.require(case.static_topics, nobody_waits)
         held = hold.take(publisher, ends.catalog, case.slot)
-        diagnosis = _diagnosed(ends, held, publisher.topics.cluster_id(nobody_waits))
+        diagnosis = _diagnosed(ends, held, publisher.cluster_id(nobody_waits))
         assert diagnosis is not None, "a position on hold is never all right"
         plan = Plan(diagnosis, held)
         if diagnosis.remedy is Remedy.REBUILD:
@@ -177,7 +176,7 @@ def lost(ends: Ends, now_us: int) -> Position:
         timeline_history=server.timeline_history,
         slot=case.slot,
         publication_fingerprint=server.publication or Fingerprint(0, 0, (), Lsn(0)),
-        kafka_cluster_id=ends.publisher.topics.cluster_id(nobody_waits),
+        kafka_cluster_id=ends.publisher.cluster_id(nobody_waits),
         end_lsn=Lsn(0),
         commit_time_us=now_us,
         witness="unknown",
@@ -190,7 +189,7 @@ def _peek(ends: Ends) -> tuple[Position | None, str]:
     """Return the position and the cluster's id; a position topic that may be made anew holds none."""
     publisher = ends.publisher
     if ends.adopt and ends.case.create is not None and not publisher.positions.exists(nobody_waits):
-        return None, publisher.topics.cluster_id(nobody_waits)
+        return None, publisher.cluster_id(nobody_waits)
     return publisher.peek()
 
 
@@ -228,7 +227,7 @@ def _rebuild(ends: Ends, hold: Hold, administration: Administration, plan: Plan,
                 system_id=server.system_id,
                 timeline_history=server.timeline_history,
                 publication_fingerprint=dataclasses.replace(server.publication, proved_lsn=consistent_point),
-                kafka_cluster_id=ends.publisher.topics.cluster_id(nobody_waits),
+                kafka_cluster_id=ends.publisher.cluster_id(nobody_waits),
                 end_lsn=consistent_point,
                 commit_time_us=view.now_us,
                 witness="none",
@@ -322,7 +321,7 @@ class _Fates:
 def _known(ends: Ends, rows: TableRows, progress: Progress) -> closing[Known]:
     """Read the ids of everything that Kafka has of this pipeline."""
     case = ends.case
-    topics = {*topics_of(ends.route, ends.subscriber.topics.names(nobody_waits)), ends.dead_letter, *_own_topics(ends, rows)}
+    topics = {*topics_of(ends.route, ends.subscriber.names(nobody_waits)), ends.dead_letter, *_own_topics(ends, rows)}
     found = known(
         ends.subscriber,
         topics - {ends.publisher.positions.topic},

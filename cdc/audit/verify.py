@@ -21,7 +21,7 @@ from typing import cast
 
 from cdc.audit import judge
 from cdc.audit.judge import UNTOLD, Absent, Row, Verdict, Visible, digest, limit_of, place_of
-from cdc.audit.outbox_rows import PROGRESS, MeantFor, OutboxRows, SeenBy, milliseconds, murmur2
+from cdc.audit.outbox_rows import PROGRESS, HashKey, MeantFor, OutboxRows, SeenBy, milliseconds
 from cdc.audit.spool import Sorter, Spool
 from cdc.errors import ContinuityError
 from cdc.event import Place, Seen
@@ -80,7 +80,7 @@ def verify(ends: Ends, *, since_ms: int | None, timeout_s: float, progress: Prog
             msg = f"the position topic {ends.position_topic!r} holds no position of pipeline {ends.pipeline!r}"
             raise ContinuityError(msg, "run `cdc init`")
         skipped = SeenBy(position.existing.snapshot) if position.existing.mode == "skip" else ()
-        fates = _Fates(kept, skipped, ends.dead_letter, passed=passed)
+        fates = _Fates(kept, skipped, ends.dead_letter, ends.rows.hash_key, passed=passed)
         whole = since_ms is None and not kept.first and not kept.compacted
         return _judged(spool, fates, limit_of(position.generation, position.end_lsn), whole=whole)
     finally:
@@ -103,7 +103,8 @@ def _judged(spool: Spool, fates: _Fates, limit: bytes, *, whole: bool) -> Verdic
 class _Fates:
     """Decides what a row is when no record of it is visible."""
 
-    def __init__(self, kept: _Kept, skipped: SeenBy | tuple[()], dead_letter: str, *, passed: bool) -> None:
+    def __init__(self, kept: _Kept, skipped: SeenBy | tuple[()], dead_letter: str, hash_key: HashKey, *, passed: bool) -> None:
+        self._hash_key = hash_key
         self._kept = kept
         self._skipped = skipped
         self._dead_letter = dead_letter
@@ -128,7 +129,7 @@ class _Fates:
         topic, number, by_hash, time = self._meant_for(row)
         places = [place for place in self._kept.first if place[0] == topic]
         if number < 0 and row.key is not None:
-            number = ((murmur2(row.key) if by_hash is None else by_hash) & 0x7FFFFFFF) % self._kept.partitions[topic]
+            number = ((self._hash_key(row.key) if by_hash is None else by_hash) & 0x7FFFFFFF) % self._kept.partitions[topic]
         time_ms = None if time is None else milliseconds(time)
         return any(self._before(row.transaction, time_ms, place) for place in places if number < 0 or place[1] == number)
 

@@ -47,7 +47,7 @@ def recover(
     """Make a new slot and publish the rows that Kafka lacks, or go back to where the log forked; nothing is changed on refusal."""
     settings = settings_from(config, sets)
     since_us = None if since is None else milliseconds(since) * 1000
-    publisher, subscriber, catalog = app.kafka_publisher(settings), app.kafka_subscriber(settings), app.catalog(settings)
+    publisher, subscriber, catalog = app.publisher(settings), app.subscriber(settings), app.catalog(settings)
     ends = Ends(
         case=case(settings),
         admin_dsn=(settings.postgres.admin_dsn or settings.postgres.dsn).get_secret_value(),
@@ -68,7 +68,7 @@ def recover(
     missing = (lambda: lost(ends, now_us)) if adopt else None
     hold = Hold("cdc recover", host=socket.gethostname(), now_us=now_us, ends_any=True, lost=missing)
     try:
-        with progress("comparing the table with Kafka") as step:
+        with progress("comparing both ends") as step:
             plan = within(timeout_s, lambda: planned(ends, hold, step))
         if plan is None:
             say(NOTHING)

@@ -69,6 +69,7 @@ def audit(settings: Settings, since_ms: int | None, timeout_s: float, step: Prog
             mapping=app.mapping(settings),
             registry=folder.load(Path(settings.schemas.folder)),
             since_ms=since_ms,
+            hash_key=app.key_hash(settings),
         ),
         subscriber=subscriber,
         position=lambda: publisher.peek()[0],

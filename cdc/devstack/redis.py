@@ -23,8 +23,12 @@ SETTINGS: Mapping[str, str] = {
 """What a sink needs: every write in the append-only file, and nothing evicted. A replica does not wait for company."""
 
 
+SENTINEL = "shop"
+"""What our Sentinels call the primary."""
+
+
 class RedisServer(Server):
-    """One Redis; `restart` comes back on the same port and data."""
+    """One Redis; `restart` comes back on the same port and data. One that `watches` another is a Sentinel for it, alone and quick."""
 
     NAME = "Redis"
 
@@ -35,12 +39,14 @@ class RedisServer(Server):
         program: Path | None = None,
         libraries: Sequence[Path] = (),
         settings: Mapping[str, str] | None = None,
+        watches: RedisServer | None = None,
         port: int | None = None,
         dies_with_us: bool = True,
     ) -> None:
         super().__init__(folder, dies_with_us=dies_with_us)
         [self.port] = [port] if port else self._own_ports(1)
-        self.settings = {**SETTINGS, **(settings or {})}
+        self.settings = {**SETTINGS, **(settings or {})} if watches is None else sentinel_settings(watches)
+        self._options = [] if watches is None else ["--sentinel"]
         self._program = program
         self._libraries = libraries
 
@@ -71,7 +77,8 @@ class RedisServer(Server):
         config.write_text("".join(f"{name} {value}\n" for name, value in {**own, **self.settings}.items()))
         paths = os.pathsep.join([*map(str, self._libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
         environment = {"LD_LIBRARY_PATH": paths} if paths else None
-        return start([self._program, config], self.log, dies_with_us=self._dies_with_us, cwd=self.folder, environment=environment)
+        command: list[str | Path] = [self._program, config, *self._options]
+        return start(command, self.log, dies_with_us=self._dies_with_us, cwd=self.folder, environment=environment)
 
     def _ready(self) -> bool:
         """Whether it answers PING: a server that still loads its data answers with an error."""
@@ -81,3 +88,12 @@ class RedisServer(Server):
                 return link.recv(64).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
+
+
+def sentinel_settings(primary: RedisServer) -> dict[str, str]:
+    """Return what makes a Sentinel of a Redis: it needs nobody's vote."""
+    return {
+        "sentinel monitor": f"{SENTINEL} {LOOPBACK} {primary.port} 1",
+        "sentinel down-after-milliseconds": f"{SENTINEL} 500",
+        "sentinel failover-timeout": f"{SENTINEL} 3000",
+    }

@@ -26,7 +26,6 @@ from confluent_kafka import KafkaException, Producer
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
 from cdc.event import Record, Route
 from cdc.kafka.blame import Blame
-from cdc.resilience.call import Caller, PatienceEnded
 from cdc.kafka.client import LOG, PAUSE_S, SETTLED_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
 from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.limits import route_from, topic_limit
@@ -43,6 +42,7 @@ from cdc.kafka.properties import (
 )
 from cdc.kafka.topics import MISSING, Create, Topic, Topics
 from cdc.position import Position
+from cdc.resilience.call import Caller, PatienceEnded
 
 INIT_PATIENCE_S = 30.0
 """How long the fence may take: the broker first ends what the older instance left open, in half a second as a rule."""
@@ -140,6 +140,10 @@ class KafkaPublisher:
         self.positions.prepare()
         self.positions.verify(nobody_waits)
         return self.positions.peek(nobody_waits), self.topics.cluster_id(nobody_waits)
+
+    def cluster_id(self, waiting: Waiting) -> str:
+        """Return the id of the Kafka cluster."""
+        return self.topics.cluster_id(waiting)
 
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed.

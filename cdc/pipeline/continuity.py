@@ -57,7 +57,7 @@ def prove(evidence: Evidence) -> Position:
     confirmed = slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.end_lsn:
         msg = (
-            f"slot {slot.name!r} is ahead: it forgot everything up to {confirmed}, Kafka has positions up to "
+            f"slot {slot.name!r} is ahead: it forgot everything up to {confirmed}, there are positions up to "
             f"{position.end_lsn}; what was committed in between ({_gap(position.end_lsn, confirmed)}) would be missing"
         )
         raise ContinuityError(msg, "find out who moved the slot or lost the position topic, then `cdc recover`")
@@ -97,7 +97,7 @@ def _position(evidence: Evidence) -> Position:
     if position is None:
         if has_slot:
             msg = f"slot {evidence.slot!r} exists but the position topic holds no position of pipeline {evidence.pipeline!r}"
-            fix = "point to the right position topic; if Kafka lost it: `cdc recover --adopt`; else drop the slot and run `cdc init`"
+            fix = "point to the right position topic; if it was lost there: `cdc recover --adopt`; else drop the slot and run `cdc init`"
             raise ContinuityError(msg, fix)
         msg = f"pipeline {evidence.pipeline!r} has neither a slot {evidence.slot!r} nor a position"
         raise ContinuityError(msg, "run `cdc init`")
@@ -138,7 +138,7 @@ def _slot(evidence: Evidence, position: Position) -> SlotState:
 
 def _kafka(kafka_cluster_id: str, position: Position) -> None:
     if position.kafka_cluster_id != kafka_cluster_id:
-        msg = f"this is Kafka cluster {kafka_cluster_id!r}, the position was made on {position.kafka_cluster_id!r}"
+        msg = f"this is cluster {kafka_cluster_id!r}, the position was made on {position.kafka_cluster_id!r}"
         raise ContinuityError(msg, 'correct kafka."bootstrap.servers"; after a move `cdc recover --adopt`')
 
 

@@ -141,6 +141,9 @@ class Sink(Publisher, Protocol):
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed."""
 
+    def cluster_id(self, waiting: Waiting) -> str:
+        """Return what tells this sink from others, also where there is no position yet."""
+
     def close(self) -> None:
         """Let every client go."""
 

@@ -36,8 +36,9 @@ LEASE_S = 30.0
 PEEK_S = 3.0
 """How long it is waited for where nothing has been taken yet: one that was let go just now is free at once."""
 
-OUTSTANDING, OUTSTANDING_BYTES = 10_000, 16_000_000
-"""Messages, and their bytes, that may be unconfirmed: more only fill memory here and there."""
+OUTSTANDING, OUTSTANDING_BYTES = 2_000, 16_000_000
+"""Messages, and their bytes, that may be unconfirmed. Confirms come within milliseconds, so more would only fill memory here and there,
+and let a commit on a slow broker wait for so long that health takes it for one that does not answer."""
 
 UNROUTABLE_S = 60.0
 """How long a key to which nothing is bound is believed to be so; to ask again costs a passage."""
@@ -122,6 +123,10 @@ class RabbitPublisher:
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:  # noqa: ARG002 - a routing key cannot be asked for
         """See that exchange and dead letters' queue are there; raises KafkaRefused."""
         self.positions.look(waiting, position=False)
+
+    def cluster_id(self, waiting: Waiting) -> str:
+        """Return what names the broker."""
+        return f"rabbitmq:{self._opened(waiting).virtual_host}"
 
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:  # noqa: ARG002 - the port's
         """Take the lease, then return the last position; a blaming passage confirms each message by itself."""

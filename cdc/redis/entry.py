@@ -35,8 +35,8 @@ def header_of(field: bytes) -> str:
 
 
 def number_of(key: bytes | None, streams: int) -> int:
-    """Return the number of a key's stream; records without a key are in the first one."""
-    return crc32(key) % streams if key else 0
+    """Return the number of a key's stream, by a hash without its sign as Kafka takes one; records without a key are in the first."""
+    return (crc32(key) & 0x7FFFFFFF) % streams if key else 0
 
 
 def stream_of(topic: str, number: int, streams: int) -> str:

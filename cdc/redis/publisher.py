@@ -130,6 +130,10 @@ class RedisPublisher:
         self.positions.verify(nobody_waits)
         return self.positions.peek(nobody_waits)
 
+    def cluster_id(self, waiting: Waiting) -> str:
+        """Return what tells this Redis from others; empty before init has made a position."""
+        return self.positions.peek(waiting)[1]
+
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:  # noqa: ARG002 - of Kafka
         """Fence older instances and read the position that they committed, in one script."""
         self._forget()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import redis
 
+from cdc.devstack.redis import SENTINEL, RedisServer
 from tests.pipeline import SCHEMA, decode
-from tests.streams import RedisPipeline
+from tests.streams import RedisPipeline, new_redis
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.packages]
@@ -43,3 +49,99 @@ def test_rows_arrive_once_and_in_order_and_every_command_sees_them(streams: Redi
     refused = streams.here("offsets", "reset", "--group", "g", "--to-earliest")
     assert refused.code == 2
     assert "publishes to redis" in refused.line
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server that a test may kill and rob."""
+    with new_redis(tmp_path / "redis", settings={"appendfsync": "always"}) as server:
+        yield server
+
+
+@pytest.fixture
+def own(tmp_path: Path, unique: str, database: str, own_redis: RedisServer) -> Iterator[RedisPipeline]:
+    """A pipeline that publishes there, with the table of an outbox."""
+    with RedisPipeline(tmp_path, unique, database, own_redis.url) as made:
+        made.init()
+        yield made
+
+
+def test_a_redis_that_is_full_frozen_or_killed_is_waited_for_and_one_that_lost_its_tail_is_found(
+    own: RedisPipeline, own_redis: RedisServer
+) -> None:
+    process = own.started()
+    with own.client as client:
+        client.config_set("maxmemory", "1")
+        own.insert(1, 100)
+        wait_for(lambda: "OOM" in own.get("/health/ready")[1], what="health tells")
+        assert own.get("/health/live")[0] == 200
+        client.config_set("maxmemory", "0")
+    own.wait_numbers(range(1, 101))
+    own_redis.freeze()
+    own.insert(101, 200)
+    own_redis.thaw()
+    own_redis.kill()
+    own_redis.start()
+    own.wait_numbers(range(1, 201))
+    own.wait_confirmed()
+    own_redis.kill()
+    kept = own.folder / "kept"
+    shutil.copytree(own_redis.folder / "appendonlydir", kept)
+    own_redis.start()
+    own.insert(201, 300)
+    own.wait_numbers(range(1, 301))
+    own.wait_confirmed()
+    own_redis.kill()
+    shutil.rmtree(own_redis.folder / "appendonlydir")
+    kept.rename(own_redis.folder / "appendonlydir")
+    own_redis.start()
+    assert process.wait(30) == 4
+    line = own.wait_exit().line
+    assert "is ahead: it forgot everything up to" in line
+    assert own.numbers() == list(range(1, 201)), "nothing is published over the gap"
+    recovered = json.loads(own.here("recover", "--yes", "--json").out.splitlines()[-1])
+    assert recovered["published"] == 100, recovered
+    own.started()
+    own.insert(301, 310)
+    own.wait_numbers(range(1, 311))
+    own.stop()
+    with own.client as client:
+        client.flushall()
+    assert own.command("run").code == 5
+
+
+def test_a_transaction_that_is_too_large_stops_the_pipeline_and_goes_through_with_another_setting(streams: RedisPipeline) -> None:
+    streams.set(redis__transaction_max_bytes=1024 * 1024)
+    streams.init()
+    streams.start()
+    streams.insert(1, 4_000, text="x" * 300)
+    answer = streams.wait_exit()
+    assert answer.code == 5
+    assert "redis.transaction_max_bytes" in answer.line
+    assert streams.events() == []
+    streams.set(redis__transaction_max_bytes=16 * 1024 * 1024)
+    streams.started()
+    streams.wait_numbers(range(1, 4_001))
+
+
+def test_a_replica_that_sentinel_promotes_has_all_and_the_pipeline_follows(tmp_path: Path, unique: str, database: str) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(new_redis())
+        replica = stack.enter_context(new_redis(settings={"replicaof": f"127.0.0.1 {primary.port}"}))
+        sentinel = stack.enter_context(new_redis(watches=primary))
+        pipeline = stack.enter_context(RedisPipeline(tmp_path, unique, database, replica.url))
+        pipeline.set(redis__sentinel=f"{SENTINEL}@127.0.0.1:{sentinel.port}", redis__wait_replicas=1)
+        asked = stack.enter_context(redis.Redis.from_url(sentinel.url, protocol=2))
+        wait_for(lambda: asked.sentinel_master(SENTINEL)["num-slaves"] == 1, what="the Sentinel knows the replica")
+        pipeline.init()
+        pipeline.started()
+        pipeline.insert(1, 100)
+        pipeline.wait_numbers(range(1, 101))
+        pipeline.wait_confirmed()
+        pipeline.insert(101, 200)
+        primary.kill()
+        wait_for(lambda: asked.sentinel_master(SENTINEL)["port"] == replica.port, 30, "the replica is promoted")
+        stack.enter_context(new_redis(settings={"replicaof": f"127.0.0.1 {replica.port}"}))
+        pipeline.wait_numbers(range(1, 201))
+        pipeline.wait_confirmed()
+        pipeline.stop()

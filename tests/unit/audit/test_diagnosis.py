@@ -102,7 +102,7 @@ def test_a_server_that_was_put_back_is_asked_for_its_table_and_no_time_is_truste
     ("seen", "cluster", "words"),
     [
         (server(system_id="1"), "cluster", "this is PostgreSQL system 1"),
-        (SERVER, "another", "this is Kafka cluster 'another'"),
+        (SERVER, "another", "this is cluster 'another'"),
         (server(timeline_history=((1, Lsn(0x90)), (3, NOW))), "cluster", "position was made on timeline 2"),
     ],
 )

@@ -60,7 +60,7 @@ REFUSALS: dict[str, tuple[Evidence, str, str]] = {
     ),
     "another Kafka": (
         evidence(cluster="mirror"),
-        "this is Kafka cluster 'mirror', the position was made on 'cluster'",
+        "this is cluster 'mirror', the position was made on 'cluster'",
         'kafka."bootstrap.servers"',
     ),
     "another PostgreSQL": (
@@ -151,7 +151,7 @@ ONLY_BEHIND_THE_FENCE: dict[str, tuple[Evidence, str, str]] = {
     ),
     "the slot is ahead": (
         evidence(server(slot=slot(confirmed_flush_lsn=Lsn(0x180)))),
-        "it forgot everything up to 0/180, Kafka has positions up to 0/100; what was committed in between (0/100 to 0/180, 128 bytes)",
+        "it forgot everything up to 0/180, there are positions up to 0/100; what was committed in between (0/100 to 0/180, 128 bytes)",
         "find out who moved the slot or lost the position topic, then `cdc recover`",
     ),
 }  # fmt: skip
@@ -227,7 +227,7 @@ def test_the_order_of_questions_is_an_operators() -> None:
     wrong = evidence(server(system_id="1", in_recovery=True, publication=None), position(pipeline="till"), "mirror")
     with pytest.raises(CdcError, match="belongs to pipeline 'till'"):
         prove(wrong)
-    with pytest.raises(CdcError, match="Kafka cluster 'mirror'"):
+    with pytest.raises(CdcError, match="cluster 'mirror'"):
         prove(evidence(server(system_id="1", in_recovery=True), cluster="mirror"))
 
 
