@@ -318,7 +318,7 @@ def test_a_shared_breaker_holds_all_processes_and_one_probe_lets_all_go_on(shop:
 
     def member() -> Consumer:
         made = shop.consumer(retry=Retry.fixed(0.02, attempts=50))
-        made.breaker("mail", errors=(ConnectionError,), failures=3, open_s=1.0, shared=True)
+        made.breaker("mail", errors=(ConnectionError,), failures=3, open_s=0.4, shared=True)
 
         @made.on("Thing", breaker="mail")
         def send(event: Event, connection: psycopg.Connection[Any]) -> None:
