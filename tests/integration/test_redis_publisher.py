@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,9 @@ class World:
     def values(self, topic: str = "") -> list[bytes]:
         found: Any = self.client.xrange(topic or self.topic)
         return [fields[b"data"] for _, fields in found]
+
+    def has(self, version: tuple[int, ...]) -> bool:
+        return tuple(map(int, str(self.client.info("server")["redis_version"]).split("."))) >= version
 
     def close(self) -> None:
         for each in self.publishers:
@@ -246,8 +251,7 @@ def test_replicas_are_waited_for(make: Make, spare: RedisServer, monkeypatch: py
 def test_disks_are_waited_for_where_the_server_can(make: Make) -> None:
     world = make()
     waiting = world.publisher(wait_fsync=True)
-    version = tuple(map(int, str(world.client.info("server")["redis_version"]).split(".")))
-    if version < (7, 2):
+    if not world.has((7, 2)):
         with pytest.raises(KafkaRefused, match=r"wait_fsync needs Redis 7\.2"):
             waiting.recover(nobody_waits)
         return
@@ -264,6 +268,30 @@ def test_a_cache_is_no_sink(make: Make, spare: RedisServer) -> None:
             world.publishers[0].peek()
     finally:
         world.client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_the_rights_of_the_manual_are_enough(make: Make, redis_server: RedisServer) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
+    [line] = re.findall(r"^ACL SETUSER cdc (.*)$", page, re.MULTILINE)
+    world = make()
+    newer = [] if world.has((7, 2)) else ["+waitaof", "+client|setinfo"]
+    rights = [each for each in line.split() if each not in newer]
+    if not world.has((7, 0)):  # rights to a single subcommand of any command came with it
+        rights = [each.partition("|")[0] for each in rights]
+    world.client.execute_command("ACL", "SETUSER", "cdc", *rights, f"~{world.position_key}", f"~{world.name}*")
+    allowed = world.publisher(url=redis_server.url.replace("redis://", "redis://cdc:secret@"), maxlen=10, retention_ms=1000)
+    world.client.xgroup_create(world.topic, "g", "0", mkstream=True)
+    try:
+        allowed.peek()
+        allowed.recover(nobody_waits)
+        assert allowed.route(world.topic, nobody_waits).partitions == 1
+        world.commit(100, *[b"x"] * 200, by=allowed)
+        assert len(world.values()) == 200
+        url = world.publishers[-1].options.url
+        with contextlib.closing(RedisReader(url=url, name="r", position_key=world.position_key)) as reader:
+            assert len(list(reader.read([world.topic]))) == 200
+    finally:
+        world.client.acl_deluser("cdc")
 
 
 def refused_with(made: RedisPublisher) -> CdcError:
