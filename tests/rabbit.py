@@ -16,6 +16,7 @@ import pika
 import pytest
 
 from cdc.devstack.rabbitmq import RabbitBroker
+from cdc.errors import Retriable
 from cdc.position import Lsn, Position
 from cdc.rabbitmq.link import new_link
 from cdc.rabbitmq.positions import Lease
@@ -90,11 +91,17 @@ class RabbitPipeline(Pipeline):
         return position.end_lsn
 
     def stored(self) -> Position | None:
-        """The last position, from its queue, as the next owner would see it."""
+        """The last position, from its queue, as the next owner would see it; a broker that is only just back is asked again."""
+        [position] = wait_for(self._stored, 60, "the position's queue is free")
+        return position
+
+    def _stored(self) -> list[Position | None]:
         link = new_link(self.broker.url, "tests", 30)
-        link.open(lambda: None)
         try:
-            return Lease(link, self.position_topic).take(lambda: None, LEASE_WITHIN_S)
+            link.open(lambda: None)
+            return [Lease(link, self.position_topic).take(lambda: None, LEASE_WITHIN_S)]
+        except Retriable:
+            return []
         finally:
             link.close()
 

@@ -28,7 +28,7 @@ max_message_size = 1048576
 """
 """A small machine has less free disk than RabbitMQ wants by default; and what is too large for a message is soon made."""
 
-ERLANG = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
+ERLANG = "-noinput +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
 """One scheduler that sleeps when it has nothing to do; the node listens to its own machine alone."""
 
 ERL = """\
@@ -132,6 +132,7 @@ class RabbitBroker(Server):
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
             "RABBITMQ_LOGS": "-",
+            "RABBITMQ_ALLOW_INPUT": "1",  # the script becomes the broker then, which gets our signals itself, and else is its parent
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG,
         }
 

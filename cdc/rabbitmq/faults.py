@@ -54,7 +54,8 @@ def _closed(code: int, text: str, doing: str, *, publishing: bool) -> CdcError:
 
 def _words(error: BaseException) -> str:
     """Return the innermost words of an error: pika wraps what the socket said several times."""
-    inner = error.args[0] if error.args else None
+    attempts = getattr(error, "exceptions", ())  # AMQPConnectionWorkflowFailed: one for each address that was tried
+    inner = attempts[-1] if attempts else getattr(error, "exception", None) or next(iter(error.args), None)
     if isinstance(inner, BaseException):
         return _words(inner)
     return f"{type(error).__name__}: {error}"[:300] if str(error) else type(error).__name__

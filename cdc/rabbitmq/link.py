@@ -24,7 +24,7 @@ import pika
 from pika.adapters.select_connection import IOLoop
 from pika.spec import Basic
 
-from cdc.errors import CdcError, Retriable
+from cdc.errors import CdcError, ConfigurationError, Retriable
 from cdc.rabbitmq.faults import raised
 
 LOG = logging.getLogger("cdc.rabbitmq")
@@ -112,7 +112,7 @@ class Link:
     def open(self, waiting: Waiting) -> None:
         """Connect; raises Retriable or KafkaRefused."""
         self._thread.start()
-        self.wait(lambda: self._ready, waiting, "connecting", CONNECT_S)
+        self.wait(lambda: self._ready, waiting, f"connecting to {self._parameters.host}:{self._parameters.port}", CONNECT_S)
 
     def publish(self, items: Sequence[Item], make: Callable[[Item], Message]) -> None:
         """Hand over what `make` makes messages of, in order; it is called in the link's thread."""
@@ -245,7 +245,8 @@ class Link:
         for tag in tags:
             self._bytes -= unconfirmed.pop(tag)
         self._settled += len(tags)
-        self._changed.set()
+        if not unconfirmed:  # a commit waits for that; whoever waits for room looks every PAUSE_S, which costs less than each confirm
+            self._changed.set()
 
     def _delivered(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:  # noqa: ANN401 - pika has no types
         if self.on_delivery is not None:
@@ -283,7 +284,11 @@ class Link:
 
 def new_link(url: str, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> Link:
     """Return a link to where a URL leads."""
-    parameters = pika.URLParameters(url)
+    try:
+        parameters = pika.URLParameters(url)
+    except (ValueError, TypeError, KeyError):  # whose words may hold parts of it
+        fix = "write amqp://user:password@host:5672/vhost, with %2F for a slash in a name or a password"
+        raise ConfigurationError("rabbitmq.url cannot be read", fix) from None
     if parameters.heartbeat is None:
         parameters.heartbeat = HEARTBEAT_S
     parameters.connection_attempts = 1

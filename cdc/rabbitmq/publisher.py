@@ -43,6 +43,9 @@ and let a commit on a slow broker wait for so long that health takes it for one 
 UNROUTABLE_S = 60.0
 """How long a key to which nothing is bound is believed to be so; to ask again costs a passage."""
 
+UNROUTABLE_KEPT = 10_000
+"""Such keys that are remembered; beyond it (a template over an unbounded value) all are tried again."""
+
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 """RabbitMQ's own limit up to 3.13 (max_message_size). The broker tells a smaller one when a message exceeds it."""
 
@@ -214,6 +217,8 @@ class RabbitPublisher:
         if key in self._queues:
             msg = f"RabbitMQ has no queue {key!r} ({why})"
             raise KafkaRefused(msg, "run `cdc init`, or create it")
+        if len(self._unroutable) >= UNROUTABLE_KEPT:
+            self._unroutable.clear()
         until = self._clock() + UNROUTABLE_S
         self._unroutable.update(dict.fromkeys((each for _, each, _ in link.returned), until))
         msg = f"RabbitMQ returned a message with the routing key {key!r} ({why})"

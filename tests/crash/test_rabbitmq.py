@@ -65,6 +65,24 @@ def test_sigkill_and_restarts_of_the_broker_lose_nothing(rabbit: RabbitPipeline,
 
 
 @pytest.mark.soak
+def test_a_broker_that_hangs_and_one_without_memory_at_the_start_are_waited_for(rabbit: RabbitPipeline) -> None:
+    rabbit.init()
+    rabbit.started()
+    rabbit.broker.freeze()
+    rabbit.insert(1, 100)
+    wait_for(lambda: "no answer within 5 s" in rabbit.log, 60, "the confirms do not come")
+    rabbit.broker.thaw()
+    rabbit.wait_numbers(range(1, 101))
+    rabbit.stop()
+    with rabbit.broker.alarm():
+        rabbit.start()
+        wait_for(lambda: "low on memory" in rabbit.get("/status")[1], 60, "the door says what it waits for")
+        rabbit.insert(101, 200)
+    rabbit.wait_numbers(range(1, 201))
+    rabbit.stop()
+
+
+@pytest.mark.soak
 def test_a_frozen_process_that_wakes_up_beside_its_successor_takes_nothing_out_of_order(rabbit: RabbitPipeline) -> None:
     rabbit.init()
     port = rabbit.another_port()
