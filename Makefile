@@ -15,6 +15,7 @@ setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml cdc/devstack/jars.lock.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it with: make PYTHON=python3.12")'
+	@echo "Installing libraries and servers into $(VENV) and the cache: a minute or two, the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -11,6 +11,7 @@ import typer
 from cdc.cli.options import Json
 from cdc.cli.output import print_json, say
 from cdc.devstack import stack
+from cdc.devstack.postgres import client
 
 app = typer.Typer(no_args_is_help=True, help="Start and stop a PostgreSQL and a Kafka for development.")
 
@@ -44,7 +45,7 @@ def down(folder: Folder = None, as_json: Json = False) -> None:
 
 
 def _show(running: stack.Running, *, as_json: bool) -> None:
-    document = {key: value for key, value in asdict(running).items() if key in SHOWN}
+    document = {**{key: value for key, value in asdict(running).items() if key in SHOWN}, "psql": str(client("psql"))}
     if as_json:
         print_json({"running": True, **document})
     else:
