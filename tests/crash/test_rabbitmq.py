@@ -34,7 +34,7 @@ def verdict_of(rabbit: RabbitPipeline, storm: Storm) -> dict[str, Any]:
     return {"clean": clean(verdict), **verdict.document(), "again": again, "findings": verdict.findings}
 
 
-@sizes(4, 100)
+@sizes(2, 100)
 def test_sigkill_and_restarts_of_the_broker_lose_nothing(rabbit: RabbitPipeline, size: int) -> None:
     seed = random.randrange(1 << 31)
     chance, watch = random.Random(seed), Watch()
@@ -47,7 +47,7 @@ def test_sigkill_and_restarts_of_the_broker_lose_nothing(rabbit: RabbitPipeline,
                 time.sleep(chance.uniform(0, STREAM_WITHIN_S))  # the random moment
             else:
                 time.sleep(chance.uniform(0, KILL_WITHIN_S))  # the random moment
-            if number % 4 == 3:
+            if number % 4 == 1:  # every second one that streams
                 (rabbit.broker.kill if chance.random() < 0.5 else rabbit.broker.stop)()
                 rabbit.broker.start()
                 rabbit.wait_ready()
