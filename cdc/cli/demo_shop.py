@@ -31,7 +31,8 @@ MAIL_FAILS: Final = 0.002
 DRAIN_WITHOUT_PROGRESS_S: Final = 60.0
 """When no consumer has written for so long, the audit says what is missing."""
 
-LOOK_S: Final = 0.25
+LOOK_S, LOOK_MOST_S, LOOK_REST = 0.25, 2.0, 4
+"""Between two looks at what was written; after one that took long, so many times as long: the consumers need the time as well."""
 
 AUDIT_TIMEOUT_S: Final = 60.0
 
@@ -93,17 +94,19 @@ class Services:
 
     def drain(self) -> None:
         """Wait until every order has had its effects, or nothing comes any more; then let the services end."""
-        written, progress_at = -1, time.monotonic()
+        written, progress_at, look_s = -1, time.monotonic(), LOOK_S
         with books(self.place) as open_books:
             while time.monotonic() - progress_at < DRAIN_WITHOUT_PROGRESS_S:
-                time.sleep(LOOK_S)
+                time.sleep(look_s)
                 self._staff.turn(closing=True)
+                began = time.monotonic()
                 if (now := open_books.written()) != written:
                     written, progress_at = now, time.monotonic()
-                    continue
-                self.effects: Effects = open_books.audit(self.ledger)
-                if not self.effects.missing and self._staff.all_were_killed:
-                    break
+                else:
+                    self.effects: Effects = open_books.audit(self.ledger)
+                    if not self.effects.missing and self._staff.all_were_killed:
+                        break
+                look_s = min(max(LOOK_S, LOOK_REST * (time.monotonic() - began)), LOOK_MOST_S)
             self._customers.leave()
             self._staff.stop()
             self.effects = open_books.audit(self.ledger)
