@@ -11,7 +11,7 @@ from cdc import app
 from cdc.audit.check import examine
 from cdc.audit.finding import Case, Finding, Status
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout, settings_from
-from cdc.cli.output import console, print_json, table
+from cdc.cli.output import console, print_json, progress, table
 from cdc.cli.patience import within
 from cdc.errors import AuditFailed
 from cdc.kafka.properties import TRANSACTION_TIMEOUT_MS, number
@@ -29,7 +29,8 @@ def check(config: Config = None, sets: Sets = None, timeout_s: Timeout = TIMEOUT
         return within(timeout_s, attempt)
 
     try:
-        findings = [masked(finding) for finding in examine(case(settings), doctor, patience)]
+        with progress("checking both ends"):
+            findings = [masked(finding) for finding in examine(case(settings), doctor, patience)]
     finally:
         doctor.sink.close()
     failed = [finding for finding in findings if finding.status is Status.FAILED]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.options import Json
-from cdc.cli.output import print_json, say
+from cdc.cli.output import print_json, progress, say
 from cdc.devstack import stack
 from cdc.devstack.postgres import client
 
@@ -20,13 +20,15 @@ SHOWN = ("postgres_dsn", "bootstrap_servers", "postgres_pid", "kafka_pid")
 Folder = Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Where the servers keep their data.")]
 
 
-@app.command()
+@app.command(epilog="Examples:\n\n  cdc dev up\n\n  cdc dev up --dir servers --json")
 def up(folder: Folder = None, as_json: Json = False) -> None:
     """Start both servers, unless they run already, and say where they are."""
-    _show(stack.up(folder or stack.state_folder()), as_json=as_json)
+    with progress("starting PostgreSQL and Kafka"):
+        running = stack.up(folder or stack.state_folder())
+    _show(running, as_json=as_json)
 
 
-@app.command()
+@app.command(epilog="Example:\n\n  cdc dev status --json")
 def status(folder: Folder = None, as_json: Json = False) -> int:
     """Say where the servers are; exit code 8 when they are down."""
     running = stack.status(folder or stack.state_folder())
@@ -37,7 +39,7 @@ def status(folder: Folder = None, as_json: Json = False) -> int:
     return 0
 
 
-@app.command()
+@app.command(epilog="Example:\n\n  cdc dev down --dir servers")
 def down(folder: Folder = None, as_json: Json = False) -> None:
     """Stop both servers; their data stays."""
     stopped = stack.down(folder or stack.state_folder())

@@ -24,7 +24,7 @@ from cdc.avro.registry import Registry, Version
 from cdc.avro.review import Candidate, Finding, review
 from cdc.avro.schema import Json as Json_
 from cdc.cli.options import Config, Json, Sets, schemas_from
-from cdc.cli.output import console, print_json, say, table
+from cdc.cli.output import console, print_json, progress, say, table
 from cdc.errors import AuditFailed, ConfigurationError, InvalidEvent
 from cdc.settings import TOKEN_MIN_CHARS, is_loopback
 
@@ -240,7 +240,8 @@ def push(
     """Copy every version to an external Confluent registry, with its id."""
     from cdc.avro.push import push as copy  # noqa: PLC0415 - loads the HTTP client
 
-    pushed = copy(folder.load(path_from(folder_, config, sets)), url)
+    with progress("copying versions"):
+        pushed = copy(folder.load(path_from(folder_, config, sets)), url)
     if as_json:
         print_json({"copied": pushed.copied, "present": pushed.present})
     else:

@@ -124,6 +124,19 @@ def test_the_examples_of_help_can_be_parsed() -> None:
             parse(name, arguments)
 
 
+def test_every_command_of_a_group_has_examples_that_can_be_parsed() -> None:
+    seen = 0
+    for name, command in COMMANDS.items():
+        for called, one in getattr(load_command(name, command), "commands", {}).items():
+            examples = re.findall(rf"^  cdc {name} {called}\b.*$", one.epilog or "", re.MULTILINE)
+            assert examples, f"cdc {name} {called}"
+            for example in examples:
+                _, _, *arguments = shlex.split(example.partition(" > ")[0])
+                parse(name, arguments)
+                seen += 1
+    assert seen > 15
+
+
 def parse(name: str, arguments: list[str]) -> None:
     """Parse a command line without running it; raises for one that makes no sense."""
     command = load_command(name, COMMANDS[name])
