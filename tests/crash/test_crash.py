@@ -59,7 +59,7 @@ def _zombie(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.packages
-@sizes(4, 100)
+@sizes(2, 100)
 def test_sigkill_at_random_moments_on_redis(streams: RedisPipeline, size: int) -> None:
     found = rounds(streams.set(redis__streams=3), size, random.randrange(1 << 31))
     print(found)  # with its seed

@@ -110,6 +110,7 @@ def test_a_redis_that_is_full_frozen_or_killed_is_waited_for_and_one_that_lost_i
     assert own.command("run").code == 5
 
 
+@pytest.mark.soak
 def test_a_transaction_that_is_too_large_stops_the_pipeline_and_goes_through_with_another_setting(streams: RedisPipeline) -> None:
     streams.set(redis__transaction_max_bytes=1024 * 1024)
     streams.init()
@@ -124,6 +125,7 @@ def test_a_transaction_that_is_too_large_stops_the_pipeline_and_goes_through_wit
     streams.wait_numbers(range(1, 4_001))
 
 
+@pytest.mark.soak
 def test_a_replica_that_sentinel_promotes_has_all_and_the_pipeline_follows(tmp_path: Path, unique: str, database: str) -> None:
     with ExitStack() as stack:
         primary = stack.enter_context(new_redis())
@@ -145,3 +147,34 @@ def test_a_replica_that_sentinel_promotes_has_all_and_the_pipeline_follows(tmp_p
         pipeline.wait_numbers(range(1, 201))
         pipeline.wait_confirmed()
         pipeline.stop()
+
+
+@pytest.mark.soak
+def test_init_publishes_what_is_there_a_bookmark_is_gone_back_to_and_a_bad_row_is_parked(streams: RedisPipeline) -> None:
+    streams.set(outbox__on_invalid="stop", redis__streams=2)
+    streams.init()
+    streams.insert(1, 3_000, key="early")
+    streams.execute("SELECT pg_drop_replication_slot(%s)", (streams.slot_name,))
+    with streams.client as client:
+        client.delete(streams.position_topic)
+    streams.init("--existing", "publish", create_table=False)
+    assert streams.numbers() == list(range(1, 3_001))
+    assert streams.here("slot", "bookmark", "here").code == 0
+    process = streams.started()
+    streams.insert(3_001, 3_010, key="early")
+    streams.wait_numbers(range(1, 3_011))
+    streams.execute("INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('thing', 'early', 'Thing', '{\"n\": \"no\"}')")
+    assert process.wait(30) == 7
+    [(bad,)] = streams.execute("SELECT id::text FROM outbox WHERE payload->>'n' = 'no'")
+    parked = streams.here("dead-letters", "park", bad)
+    assert parked.code == 0, parked.err
+    assert len(streams.events(streams.dead_letter_topic)) == 1
+    rewound = streams.here("slot", "rewind", "here", "--yes")
+    assert rewound.code == 0, rewound.err
+    streams.set(outbox__on_invalid="dead-letter")
+    streams.started()
+    streams.wait_numbers([*range(1, 3_011), *range(3_001, 3_011)])
+    assert streams.events()[-1].headers["ce_replay"].startswith(b"rewind:")
+    verdict = json.loads(streams.here("verify", "--json").out.splitlines()[-1])
+    assert [verdict[kind] for kind in ("missing", "duplicated", "unexpected", "reordered", "torn")] == [0] * 5, verdict
+    streams.stop()
