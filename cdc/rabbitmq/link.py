@@ -269,6 +269,8 @@ class Link:
     def _leave(self) -> None:
         connection = self._connection
         if connection is not None and connection.is_open:
+            # Closing, pika would cancel the consumer first: for a moment the lease would be free, and the position not there yet.
+            getattr(self._channel, "_consumers", {}).clear()
             connection.close()
         elif connection is None or not connection.is_closing:
             self._loop.stop()

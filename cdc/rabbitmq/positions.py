@@ -7,7 +7,9 @@ then acknowledges the old one; killed in between, two are there, and the next ow
 Rules.
 - The broker does not say who the active consumer is, and an empty queue looks like one that somebody else consumes. So a
   *marker* is published behind whatever is there: when it is delivered to us we are the active consumer, and everything before
-  it has been delivered, because what an earlier owner left unacknowledged is delivered again first.
+  it has been delivered, because what an earlier owner left unacknowledged is delivered again first. Not so when its client has
+  cancelled the consumer: then the marker overtakes what comes back only when that channel is closed. Ours does not cancel, and an empty
+  queue is believed only after LATE_S.
 - A position is published only after the events below it were confirmed, so every position in the queue is true, the one of
   a slow predecessor too, and the newest is the largest by generation and LSN.
 """
@@ -32,6 +34,9 @@ UNLIMITED_SINCE = 4
 """From this version on a quorum queue drops, by default, a message that was delivered 20 times: a position after 20 restarts."""
 
 MARKER = "marker"
+
+LATE_S = 1.0
+"""How long a position may come after the marker; a channel is closed within milliseconds of a cancelled consumer."""
 
 
 def arguments(version: str) -> dict[str, object]:
@@ -64,19 +69,28 @@ class Lease:
 
     def take(self, waiting: Waiting, patience_s: float) -> Position | None:
         """Return the last position when we are the active consumer; raises Retriable when another one is it for so long."""
-        self._marker = f"{MARKER}/{uuid.uuid4().hex}"
-        self._publish(self._marker, b"")
-        until = self._clock() + patience_s
-        self._link.wait(
-            lambda: self._seen == self._marker or self._clock() >= until, waiting, "taking the position's queue", patience_s + 1
-        )
-        if self._seen != self._marker:
-            msg = f"another instance, or one that the broker has not given up yet, holds the position's queue {self._queue!r}"
-            raise Retriable(msg)
+        self._mark(waiting, patience_s)
         if not self._read:
+            if not self._found:
+                self._wait(lambda: bool(self._found), waiting, LATE_S)
+                self._mark(waiting, patience_s)
             self._settle_found()
             self._read = True
         return self._position
+
+    def _mark(self, waiting: Waiting, patience_s: float) -> None:
+        """See that what is published to the queue comes to us."""
+        self._marker = f"{MARKER}/{uuid.uuid4().hex}"
+        self._publish(self._marker, b"")
+        self._wait(lambda: self._seen == self._marker, waiting, patience_s)
+        if self._seen != self._marker:
+            msg = f"another instance, or one that the broker has not given up yet, holds the position's queue {self._queue!r}"
+            raise Retriable(msg)
+
+    def _wait(self, done: Callable[[], bool], waiting: Waiting, patience_s: float) -> None:
+        """Return when `done` holds, or the patience is over."""
+        until = self._clock() + patience_s
+        self._link.wait(lambda: done() or self._clock() >= until, waiting, "taking the lease", patience_s + 1)
 
     def store(self, position: Position, waiting: Waiting) -> None:
         """Replace the position; returns when the broker has confirmed the new one."""
@@ -118,7 +132,7 @@ class Lease:
         elif kind == self._id:
             self._held[int(number)] = delivery.tag
             self._let_go()
-        elif not self._read and not self._seen:
+        elif not self._read:
             self._found.append(delivery)
         else:
             self._link.ack(delivery.tag)  # a predecessor's, true and older than ours
