@@ -42,8 +42,8 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
 }
 """The order of reading; a page that nobody has put here stands at the end."""
 
-LISTS = ("docs/adr", "docs/changes")
-"""Folders whose other pages are reached from their README."""
+DECISIONS = ROOT / "docs" / "adr"
+"""The folder whose other pages are reached from its README."""
 
 SETTINGS = """
 project = "cdc"
@@ -66,18 +66,23 @@ nitpicky = True
 _LINK = re.compile(r"(?<!!)\]\(([^)\s]+)\)")
 
 
+def pages() -> list[Path]:
+    """The pages of the site: all but the notes that the next release will gather."""
+    return [page for page in PAGES if page.parent.name != "changes" or page.name == "README.md"]
+
+
 def build() -> int:
     """Write the site to `build/docs/site`; return Sphinx's exit code."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     source, extra = FOLDER / "source", FOLDER / "extra"
     files = set[Path]()
-    for page in PAGES:
+    for page in pages():
         name = page.relative_to(ROOT)
         text = _prepared(page, files)
         if str(name) == "README.md":
             text += _contents()
-        elif page.name == "README.md":
-            text += _tree("", tuple(each.name for each in PAGES if each.parent == page.parent and each != page))
+        elif page == DECISIONS / "README.md":
+            text += _tree("", tuple(each.name for each in PAGES if each.parent == DECISIONS and each != page))
         _write(source / name, text)
     for picture in (ROOT / "docs").rglob("*.png"):
         _write(source / picture.relative_to(ROOT), picture.read_bytes())
@@ -122,9 +127,9 @@ def _inline(text: str) -> str:
 
 def _contents() -> str:
     """Return the navigation: every page is in it, or reached from one that is."""
-    names = [str(page.relative_to(ROOT)) for page in PAGES]
+    names = [str(page.relative_to(ROOT)) for page in pages() if page.parent != DECISIONS]
     listed = {"README.md", *(name for group in NAVIGATION.values() for name in group)}
-    late = tuple(name for name in names if name not in listed and not name.startswith(LISTS))
+    late = tuple(name for name in names if name not in listed)
     groups = {**NAVIGATION, "More": late} if late else NAVIGATION
     return "".join(_tree(group, members) for group, members in groups.items())
 
