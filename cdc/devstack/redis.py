@@ -15,12 +15,15 @@ from cdc.errors import CdcError
 
 SETTINGS: Mapping[str, str] = {
     "appendonly": "yes",
-    "appendfsync": "everysec",
+    "appendfsync": "no",
     "save": '""',
     "maxmemory-policy": "noeviction",
     "repl-diskless-sync-delay": "0",
 }
-"""What a sink needs: every write in the append-only file, and nothing evicted. A replica does not wait for company."""
+"""What a sink needs: every write in the append-only file, and nothing evicted. A replica does not wait for company.
+
+What was written survives a kill; only a machine that dies would lose what its disk was not told to keep.
+"""
 
 
 SENTINEL = "shop"
