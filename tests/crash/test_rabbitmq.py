@@ -34,12 +34,12 @@ def verdict_of(rabbit: RabbitPipeline, storm: Storm) -> dict[str, Any]:
     return {"clean": clean(verdict), **verdict.document(), "again": again, "findings": verdict.findings}
 
 
-@sizes(2, 100)
+@sizes(2, 40)
 def test_sigkill_and_restarts_of_the_broker_lose_nothing(rabbit: RabbitPipeline, size: int) -> None:
     seed = random.randrange(1 << 31)
     chance, watch = random.Random(seed), Watch()
     rabbit.init()
-    with Storm(rabbit.dsn, seed, writers=4) as storm:
+    with Storm(rabbit.dsn, seed, writers=4, pause_s=0.1) as storm:
         for number in range(size):
             process = rabbit.start()
             if number % 2:
