@@ -61,7 +61,8 @@ def fits(record: Record, route: Route, now_ms: int) -> None:
     """Raise InvalidEvent unless the route takes the record."""
     if (size := record_size(record)) > route.max_message_bytes:
         what = f"the record has {size} bytes, topic {route.topic!r} takes {route.max_message_bytes}"
-        raise InvalidEvent("size", what, 'raise the topic\'s max.message.bytes and kafka."message.max.bytes", or send less')
+        fix = 'raise the topic\'s max.message.bytes and kafka."message.max.bytes" (with Redis redis.transaction_max_bytes), or send less'
+        raise InvalidEvent("size", what, fix)
     if not -1 <= record.partition < route.partitions:
         what = f"partition {record.partition} of topic {route.topic!r} does not exist, it has {route.partitions}"
         raise InvalidEvent("route", what, "correct the partition column or add partitions")

@@ -32,6 +32,9 @@ from cdc.redis.scripts import COMMIT, FENCE, FIELDS_MAX, WORDS_MAX, bulk, packed
 
 LOG = logging.getLogger("cdc.redis")
 
+SPARE_BYTES = 64 * 1024
+"""What a single record must be smaller than the largest transaction: it grows a little when it is packed."""
+
 FULL_BYTES = 1024 * 1024
 """A batch of this size is committed: larger ones are no cheaper, and Redis does nothing else while it takes one."""
 
@@ -169,7 +172,9 @@ class RedisPublisher:
             wrong = self.unfit(topic, waiting)
             if not wrong:
                 self._note(topic, waiting)
-            route = None if wrong else Route(topic, self.options.streams, self.options.transaction_max_bytes, False, None, None)
+            route = (
+                None if wrong else Route(topic, self.options.streams, self.options.transaction_max_bytes - SPARE_BYTES, False, None, None)
+            )
             known = self._routes[topic] = (self._clock() + (REFUSAL_FRESH_S if wrong else ROUTE_FRESH_S), route, wrong)
         if known[1] is None:
             raise InvalidEvent("route", known[2], "see topics.route and the topic column")

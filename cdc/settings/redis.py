@@ -15,6 +15,10 @@ STREAMS_MAX = 1024
 """Every script names the streams that it writes to; far below this a server's one thread is the limit."""
 
 
+TRANSACTION_MIN_BYTES = 16 * 1024 * 1024
+"""What may be read of the log at once, and so lie together before a commit, is a part of this: several small transactions are never
+taken for one that is too large."""
+
 _SENTINEL = re.compile(r"[^@\s]+@[^@:,\s]+:\d{1,5}(,[^@:,\s]+:\d{1,5})*")
 
 
@@ -70,7 +74,7 @@ class RedisSettings(Frozen):
     )
     transaction_max_bytes: int = Field(
         default=64 * 1024 * 1024,
-        ge=1024 * 1024,
+        ge=TRANSACTION_MIN_BYTES,
         description="Largest PostgreSQL transaction that is published, as bytes of its entries: it is held in memory here and there, and "
         "written by one script, during which the server does nothing else.",
     )

@@ -109,15 +109,15 @@ def test_a_redis_that_is_full_frozen_or_killed_is_waited_for_and_one_that_lost_i
 
 @pytest.mark.soak
 def test_a_transaction_that_is_too_large_stops_the_pipeline_and_goes_through_with_another_setting(streams: RedisPipeline) -> None:
-    streams.set(redis__transaction_max_bytes=1024 * 1024)
+    streams.set(redis__transaction_max_bytes=16 * 1024 * 1024)
     streams.init()
     streams.start()
-    streams.insert(1, 4_000, text="x" * 300)
+    streams.insert(1, 4_000, text="x" * 5_000)
     answer = streams.wait_exit()
     assert answer.code == 5
     assert "redis.transaction_max_bytes" in answer.line
     assert streams.events() == []
-    streams.set(redis__transaction_max_bytes=16 * 1024 * 1024)
+    streams.set(redis__transaction_max_bytes=64 * 1024 * 1024)
     streams.started()
     streams.wait_numbers(range(1, 4_001))
 
