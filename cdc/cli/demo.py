@@ -68,7 +68,7 @@ def demo(
     orders: Annotated[int | None, typer.Option(metavar="N", min=1, help="Orders to place; without it, until Ctrl-C.")] = None,
     writers: Annotated[
         int | None,
-        typer.Option(min=1, max=32, help="Connections that place orders; by default as many as the rate needs."),
+        typer.Option(min=1, max=32, help="Connections that place orders; by default 4, with consumers what the rate needs."),
     ] = None,
     rate: Annotated[float, typer.Option(min=1, help="Orders a second at most.")] = 1_000,
     seconds: Annotated[float | None, typer.Option(metavar="S", min=1, help="Close the shop after so long.")] = None,
@@ -82,8 +82,9 @@ def demo(
 ) -> None:
     """See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end."""
     with ExitStack() as cleanup:
-        play = Demo(orders, writers or writers_for(rate), rate, seed, seconds, keep=keep, cleanup=cleanup)
-        play.served = consumers or kill_consumers is not None
+        served = consumers or kill_consumers is not None
+        play = Demo(orders, writers or writers_for(rate, crowded=served), rate, seed, seconds, keep=keep, cleanup=cleanup)
+        play.served = served
         play.kill_consumers_s = kill_consumers
         play.set_up()
         play.act()
