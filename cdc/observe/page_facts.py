@@ -45,7 +45,7 @@ def log_part(snapshot: Snapshot) -> str:
         facts.append(("Server", f"PostgreSQL {server.version // 10_000}, system {escape(server.system_id)}"))
     told = "The server was not seen yet." if health is None else _kept(health)
     listed = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in facts)
-    table = f"<table><tbody>{listed}</tbody></table>" if facts else ""
+    table = f'<table aria-label="Places in the log"><tbody>{listed}</tbody></table>' if facts else ""
     return f'<div class="head"><h2>Where we are in the log</h2></div>{told}{table}'
 
 
@@ -141,7 +141,7 @@ def letter_page(style: str, sequence: str, facts: Iterable[tuple[str, str]], pay
 <main>
 <p><a href="./#letters">Back to the pipeline</a></p>
 <h1>Dead letter</h1>
-<section class="card"><table><tbody>{listed}</tbody></table></section>
+<section class="card"><table class="facts"><tbody>{listed}</tbody></table></section>
 <section class="card">
 <div class="head"><h2>Payload</h2><span class="soft small">personal fields are masked</span></div>
 {told}
@@ -175,7 +175,7 @@ def _section(title: str, summary: str, columns: Sequence[tuple[str, str]], rows:
     names = "".join(f'<th scope="col" class="{kind}">{name}</th>' for name, kind in columns)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows[:ROWS_SHOWN])
     more = f'<p class="soft small">and {len(rows) - ROWS_SHOWN:,} more</p>' if len(rows) > ROWS_SHOWN else ""
-    return f'{head}<div class="rows"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+    return f'{head}<div class="rows"><table aria-label="{title}"><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>{more}'
 
 
 def _cell(html: str, kind: str = "") -> str:
