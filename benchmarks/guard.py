@@ -79,6 +79,7 @@ class Log:
 class Everything:
     """A Publisher that takes all of it."""
 
+    full = False
     transaction_timeout_s = 60.0
     taken = 0
 
