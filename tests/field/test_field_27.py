@@ -34,6 +34,16 @@ SPECIAL: Mapping[Key, tuple[str, str, str]] = {
     ("topics", "create", "partitions"): ("1", "2", "3"),
     ("topics", "create", "replication_factor"): ("3", "4", "5"),
     ("topics", "create", "min_insync_replicas"): ("1", "2", "3"),
+    ("redis", "streams"): ("1", "2", "3"),
+    ("redis", "sentinel"): ("a@h:1", "b@h:1", "c@h:1,i:2"),
+    ("redis", "maxlen"): ("1", "2", "3"),
+    ("redis", "retention"): ("1d", "2d", "3d"),
+    ("redis", "trim_unread"): ("true", "true", "false"),
+    ("redis", "wait_replicas"): ("1", "2", "3"),
+    ("redis", "wait_fsync"): ("true", "true", "false"),
+    ("redis", "transaction_max_bytes"): ("20000000", "30000000", "40000000"),
+    ("rabbitmq", "exchange_type"): ("topic", "topic", "direct"),
+    ("rabbitmq", "confirm_timeout"): ("1s", "2s", "3s"),
     ("http", "listen"): ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"),
 }
 """Values of options that do not take any word; an option with two choices has the flag's differ from the others."""
