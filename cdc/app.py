@@ -197,7 +197,7 @@ def redis_publisher(settings: Settings, redis: RedisSettings) -> RedisPublisher:
     try:
         from cdc.redis.publisher import Options, RedisPublisher  # noqa: PLC0415 - an extra
     except ImportError:
-        raise _without("redis") from None
+        raise _without("redis", "redis") from None
     plain = redis.model_dump(exclude={"url", "retention"})
     age_ms = 0 if redis.retention is None else redis.retention // timedelta(milliseconds=1)
     return RedisPublisher(
@@ -213,7 +213,7 @@ def redis_reader(settings: Settings, redis: RedisSettings) -> Reader:
     try:
         from cdc.redis.reader import RedisReader  # noqa: PLC0415 - an extra
     except ImportError:
-        raise _without("redis") from None
+        raise _without("redis", "redis") from None
     url, position = redis.url.get_secret_value(), settings.topics.position
     return RedisReader(url=url, name=settings.name, position_key=position, sentinel=redis.sentinel)
 
@@ -223,8 +223,8 @@ def key_hash(settings: Settings) -> Callable[[bytes], int] | None:
     return crc32 if settings.redis is not None else None
 
 
-def _without(client: str) -> ConfigurationError:
-    return ConfigurationError(f"the table [{client}] needs a library that is missing: {client}", f'pip install "cdc[{client}]"')
+def _without(sink: str, library: str) -> ConfigurationError:
+    return ConfigurationError(f"the table [{sink}] needs a library that is missing: {library}", f'pip install "cdc[{sink}]"')
 
 
 def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPublisher:
@@ -232,7 +232,7 @@ def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPubl
     try:
         from cdc.rabbitmq.publisher import RabbitPublisher  # noqa: PLC0415 - an extra
     except ImportError:
-        raise ConfigurationError("the table [rabbitmq] needs a library that is missing: pika", 'pip install "cdc[rabbitmq]"') from None
+        raise _without("rabbitmq", "pika") from None
     return RabbitPublisher(
         name=settings.name,
         url=rabbitmq.url.get_secret_value(),
@@ -375,5 +375,5 @@ def supervisor(
         stopping=stop.is_set,
         pause=stop.wait,
         grace_s=settings.shutdown_grace.total_seconds(),
-        blocked=lambda: str(getattr(sink, "blocked", "")),
+        blocked=lambda: sink.blocked,
     )

@@ -40,7 +40,7 @@ from cdc.kafka.properties import (
     number,
     producer_properties,
 )
-from cdc.kafka.topics import MISSING, Create, Topic, Topics
+from cdc.kafka.topics import MISSING, Create, Topic, Topics, refusal
 from cdc.position import Position
 from cdc.resilience.call import Caller, PatienceEnded
 
@@ -129,6 +129,11 @@ class KafkaPublisher:
     def full(self) -> bool:
         """Whether a commit is due for Kafka's sake: never, its transactions take what comes."""
         return False
+
+    @property
+    def blocked(self) -> str:
+        """See Sink; Kafka says so by refusing, which is an error."""
+        return ""
 
     @property
     def opened_at(self) -> float | None:
@@ -347,7 +352,7 @@ class KafkaPublisher:
     def _open(self, name: str, found: Topic | Fault) -> _Opened:
         now = self._clock()
         if isinstance(found, Fault):
-            return _Opened(now + REFUSAL_FRESH_S, None, _refusal(name, found))
+            return _Opened(now + REFUSAL_FRESH_S, None, refusal(name, found))
         if not found.writable:
             return _Opened(now + REFUSAL_FRESH_S, None, (f"we may not write to topic {name!r}", "grant WRITE on it"))
         before = self._partitions.setdefault(name, found.partitions)
@@ -391,11 +396,3 @@ def _fence(producer: Producer, timeout_s: float) -> None:
 def _commit(producer: Producer, timeout_s: float) -> None:
     producer.commit_transaction(timeout_s)
     producer.begin_transaction()
-
-
-def _refusal(name: str, fault: Fault) -> tuple[str, str]:
-    if fault.code in MISSING:
-        return f"topic {name!r} does not exist", "create it, or let cdc do so with topics.create"
-    if fault.code == Code.TOPIC_AUTHORIZATION_FAILED:
-        return f"we may not use topic {name!r}", "grant WRITE, DESCRIBE and DESCRIBE_CONFIGS on it"
-    return f"topic {name!r} cannot be used: {fault.text}", "see topics.route and the topic column"

@@ -272,6 +272,15 @@ def _topic(name: str, description: Any, entries: Mapping[str, Any]) -> Topic:  #
     )
 
 
+def refusal(name: str, fault: Fault) -> tuple[str, str]:
+    """Return why a topic cannot take records, and what to do."""
+    if fault.code in MISSING:
+        return f"topic {name!r} does not exist", "create it, or let cdc do so with topics.create"
+    if fault.code == Code.TOPIC_AUTHORIZATION_FAILED:
+        return f"we may not use topic {name!r}", "grant WRITE, DESCRIBE and DESCRIBE_CONFIGS on it"
+    return f"topic {name!r} cannot be used: {fault.text}", "see topics.route and the topic column"
+
+
 def earliest() -> OffsetSpec:
     """Ask for the first offset that is still there."""
     spec: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

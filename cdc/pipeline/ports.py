@@ -135,6 +135,10 @@ class Sink(Publisher, Protocol):
         """Where it keeps positions."""
 
     @property
+    def blocked(self) -> str:
+        """Why the sink takes nothing for now, in its own words; empty while it does."""
+
+    @property
     def opened_at(self) -> float | None:
         """When the present transaction of the sink began, by time.monotonic."""
 

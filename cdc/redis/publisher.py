@@ -119,6 +119,11 @@ class RedisPublisher:
         return math.inf
 
     @property
+    def blocked(self) -> str:
+        """See Sink; Redis says so by refusing, which is an error."""
+        return ""
+
+    @property
     def opened_at(self) -> float | None:
         """When the first record of the present commit came, by the clock of the constructor."""
         return self._opened_at
