@@ -150,11 +150,14 @@ class KafkaPublisher:
         """Return the id of the Kafka cluster."""
         return self.topics.cluster_id(waiting)
 
+    def last(self) -> Position | None:
+        """See Publisher; raises Retriable while a Kafka transaction stays open there."""
+        return self.positions.read(nobody_waits)
+
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed.
 
-        A patient passage takes the longest transaction timeout that the broker allows; a blaming one finds the record that
-        the broker refuses.
+        A patient passage takes the longest transaction timeout that the broker allows; a blaming one finds the record that it refuses.
         """
         self.positions.prepare()
         self.fence(waiting, patient=patient, blaming=blaming)
@@ -180,8 +183,7 @@ class KafkaPublisher:
     def route(self, topic: str, waiting: Waiting) -> Route:
         """Open a route before its first record; raises InvalidEvent("route", ..) for a topic that cannot take records.
 
-        Answers from its cache until the broker should be asked again. Raises Retriable when the route's limits need
-        another producer.
+        Answers from its cache until the broker should be asked again. Raises Retriable when its limits need another producer.
         """
         opened = self._routes.get(topic)
         if opened is None or self._clock() >= opened.until:
@@ -225,10 +227,7 @@ class KafkaPublisher:
             raise self._fault(error, "handing over records") from None
 
     def commit(self, position: Position | None, waiting: Waiting) -> None:
-        """Commit what was produced and the position (if this producer keeps one) together, or raise; the outcome is then unknown.
-
-        Calls `waiting` while a helper thread waits for the broker.
-        """
+        """Commit what was produced and the position (if this producer keeps one) together, or raise; the outcome is then unknown."""
         if position is not None:
             record = Record(self.positions.topic, self._name.encode(), position.to_json(), [], 0, 0)
             self.produce([record], waiting)

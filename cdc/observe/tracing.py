@@ -118,6 +118,10 @@ class TracedPublisher:
         """See Publisher."""
         return self._publisher.peek()
 
+    def last(self) -> Position | None:
+        """See Publisher."""
+        return self._publisher.last()
+
     @property
     def transaction_timeout_s(self) -> float:
         """See Publisher."""

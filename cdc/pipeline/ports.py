@@ -80,6 +80,9 @@ class Publisher(Protocol):
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
         """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
 
+    def last(self) -> Position | None:
+        """Return the last position when every transaction that could hide a newer one has ended; fences nobody."""
+
     def recover(self, waiting: Waiting, *, patient: bool, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed.
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from cdc.errors import (
     CdcError,
+    ContinuityError,
     Fenced,
     IdentityTaken,
     KafkaRefused,
@@ -206,7 +207,7 @@ class Supervisor:
         position, cluster = publisher.peek()
         self._observer.server(server, position)
         _heed(position)
-        continuity.first_look(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
+        self._first_look(continuity.Evidence(name.pipeline, name.slot, server, cluster, position))
         self._precheck()
         server = source.open()
         self._own(server)
@@ -229,6 +230,20 @@ class Supervisor:
         self._stalled = False
         self._turn(State.STREAMING)
         self._stream(relay, position, cluster)
+
+    def _first_look(self, evidence: continuity.Evidence) -> None:
+        """Refuse what cannot be streamed, on the strength of the last position only.
+
+        A command's hold is hidden until the markers of its Kafka transaction are written, which is after its commit has returned:
+        it may have dropped the slot by then.
+        """
+        try:
+            continuity.first_look(evidence)
+        except ContinuityError as error:
+            if self._publisher.last() != evidence.position:
+                msg = f"the position was changed while it was looked at ({error.what})"
+                raise Retriable(msg) from None
+            raise
 
     def _own(self, server: Server) -> None:
         """See that the slot is held by our connection, as the server sees it; only then what it shows counts.

@@ -131,6 +131,10 @@ class RabbitPublisher:
         """Return what names the broker."""
         return f"rabbitmq:{self._opened(waiting).virtual_host}"
 
+    def last(self) -> Position | None:
+        """See Publisher; whoever has the lease sees every position."""
+        return self._taken(nobody_waits, PEEK_S)
+
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:  # noqa: ARG002 - the port's
         """Take the lease, then return the last position; a blaming passage confirms each message by itself."""
         self._blaming = blaming

@@ -142,6 +142,10 @@ class RedisPublisher:
         """Return what tells this Redis from others; empty before init has made a position."""
         return self.positions.peek(waiting)[1]
 
+    def last(self) -> Position | None:
+        """See Publisher; nothing hides a position in Redis."""
+        return self.positions.peek(nobody_waits)[0]
+
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:  # noqa: ARG002 - of Kafka
         """Fence older instances and read the position that they committed, in one script."""
         self._forget()

@@ -271,6 +271,10 @@ class FakePublisher:
         """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
         return self._request(Verb.PEEK, self._last, _nothing), self.cluster.cluster_id
 
+    def last(self) -> Position | None:
+        """Return the last committed position: nothing is hidden here, and a request may fail as any other."""
+        return self._request(Verb.PEEK, self._last, _nothing)
+
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         """Fence older instances, then return the last position that they committed."""
         self.drop()

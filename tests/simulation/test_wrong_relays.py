@@ -48,21 +48,21 @@ class IgnoresThePosition(ReplicationStream):
 class OneKafkaTransactionForEachEvent(FakePublisher):
     """Commits each record by itself, with the position of the transaction before."""
 
-    last: Position
+    before: Position
 
     def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
         position = super().recover(waiting, patient=patient, blaming=blaming)
         assert position is not None
-        self.last = position
+        self.before = position
         return position
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         for record in records:
             super().produce([record], waiting)
-            super().commit(self.last, waiting)
+            super().commit(self.before, waiting)
 
     def commit(self, position: Position, waiting: Waiting) -> None:
-        self.last = position
+        self.before = position
         super().commit(position, waiting)
 
 

@@ -135,7 +135,7 @@ def test_what_is_clear_is_refused_before_anybody_is_fenced() -> None:
     stage.log.seen = [server(system_id="1")]
     with pytest.raises(ContinuityError):
         stage.run()
-    assert stage.world.calls == [*DOOR[:2], *DROP]
+    assert stage.world.calls == [*DOOR[:2], "last", *DROP]
     assert stage.heard.states == ["opening", "failed"]
     assert "this is PostgreSQL system 1" in stage.heard.heard[-1][2]
 
@@ -232,6 +232,32 @@ def test_a_hold_that_only_the_fence_shows_is_heeded_and_being_fenced_by_commands
     stage.run(step=[Fenced("fenced")] * 3)
     assert stage.heard.states.count("held") == 3
     assert stage.heard.states[-1] == "stopped"
+
+
+def test_a_hold_that_is_still_hidden_is_no_missing_slot() -> None:
+    """The command's commit has returned, its markers are not written yet, and the slot is dropped by then."""
+    stage = Stage()
+    stage.kafka.hidden = position(hold="cdc slot rewind, today, here")
+    stage.log.seen = [server(slot=None), SERVER]
+
+    def look() -> None:
+        if "last" in stage.world.calls:
+            stage.kafka.position, stage.kafka.hidden = stage.kafka.hidden or POSITION, None
+        if "pause 1" in stage.world.calls:
+            stage.kafka.position = POSITION
+
+    stage.world.before["look"] = look
+    stage.run()
+    assert stage.heard.states == ["opening", "backoff", "opening", "held", "opening", "streaming", "stopping", "stopped"]
+    assert stage.world.calls[:3] == ["look", "peek", "last"]
+
+
+def test_a_missing_slot_is_told_when_nothing_was_hidden() -> None:
+    stage = Stage()
+    stage.log.seen = [server(slot=None)]
+    with pytest.raises(ContinuityError, match="is missing"):
+        stage.run()
+    assert stage.world.calls[:3] == ["look", "peek", "last"]
 
 
 # the one recovery path
