@@ -27,11 +27,7 @@ def rounds(pipeline: Pipeline, count: int, seed: int) -> dict[str, Any]:
     with Storm(pipeline.dsn, seed) as storm:
         for number in range(count):
             process = pipeline.start()
-            if number % 2:
-                pipeline.wait_ready()
-                time.sleep(chance.uniform(0, STREAM_WITHIN_S))  # the random moment
-            else:
-                time.sleep(chance.uniform(0, KILL_WITHIN_S))  # the random moment
+            live(pipeline, chance, streaming=number % 2 == 1)
             assert process.poll() is None, pipeline.log_of(process)[-3000:]
             pipeline.kill(process)
             if pipeline.events(pipeline.position_topic):
@@ -53,6 +49,13 @@ def rounds(pipeline: Pipeline, count: int, seed: int) -> dict[str, Any]:
         "findings": [list(finding) for finding in (*verdict.findings, *watch.verdict.findings)],
         "clean": clean(verdict) and watch.verdict.clean and answer.code == 0 and verified == verdict.document(),
     }
+
+
+def live(pipeline: Pipeline, chance: random.Random, *, streaming: bool) -> None:
+    """Let the process that was just started live until a random moment, on its way through the door or while it streams."""
+    if streaming:
+        pipeline.wait_ready()
+    time.sleep(chance.uniform(0, STREAM_WITHIN_S if streaming else KILL_WITHIN_S))  # the random moment
 
 
 def clean(verdict: Verdict) -> bool:

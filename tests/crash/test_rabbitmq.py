@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from cdc.audit.judge import Watch, limit_of
-from tests.crash.rounds import KILL_WITHIN_S, STREAM_WITHIN_S, clean
+from tests.crash.rounds import clean, live
 from tests.crash.storm import Storm, judged
 from tests.pipeline import sizes
 from tests.rabbit import RabbitPipeline
@@ -42,11 +41,7 @@ def test_sigkill_and_restarts_of_the_broker_lose_nothing(rabbit: RabbitPipeline,
     with Storm(rabbit.dsn, seed, writers=4, pause_s=0.1) as storm:
         for number in range(size):
             process = rabbit.start()
-            if number % 2:
-                rabbit.wait_ready()
-                time.sleep(chance.uniform(0, STREAM_WITHIN_S))  # the random moment
-            else:
-                time.sleep(chance.uniform(0, KILL_WITHIN_S))  # the random moment
+            live(rabbit, chance, streaming=number % 2 == 1)
             if number % 4 == 1:  # every second one that streams
                 (rabbit.broker.kill if chance.random() < 0.5 else rabbit.broker.stop)()
                 rabbit.broker.start()
