@@ -26,13 +26,13 @@ from cdc import app
 from cdc.avro import folder
 from cdc.cli.garbage import seldom_collected
 from cdc.event import Record
-from cdc.kafka.client import nobody_waits
 from cdc.outbox.router import Router
 from cdc.pipeline.parking import Policy
 from cdc.pipeline.relay import Relay
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.postgres.link import READ_BYTES, PqLink
 from cdc.postgres.transaction import Row, TransactionEnd, Transactions
+from cdc.resilience.call import nobody_waits
 
 ROWS, LAPS = 100_000, 5
 

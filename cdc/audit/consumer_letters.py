@@ -19,10 +19,10 @@ from cdc.consumer.event import envelope
 from cdc.consumer.names import Names
 from cdc.errors import AuditFailed
 from cdc.event import Record
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Seen
 from cdc.outbox.dead_letter import REDRIVEN
+from cdc.resilience.call import nobody_waits
 
 
 @dataclass(slots=True)

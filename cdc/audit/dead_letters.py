@@ -19,11 +19,11 @@ from cdc.avro.masking import MASK, masked_text
 from cdc.avro.registry import Registry
 from cdc.errors import InvalidEvent
 from cdc.event import Seen
-from cdc.kafka.client import nobody_waits
 from cdc.outbox.dead_letter import REDRIVEN, said
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.router import fill
 from cdc.pipeline.ports import Reader
+from cdc.resilience.call import nobody_waits
 
 Progress = Callable[[float], object]
 

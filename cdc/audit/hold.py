@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cdc.errors import ContinuityError, Retriable
-from cdc.kafka.client import nobody_waits
 from cdc.pipeline.ports import Sink
 from cdc.position import Position, time_text
 from cdc.postgres.catalog import LiveCatalog
+from cdc.resilience.call import nobody_waits
 
 FREE_PATIENCE_S = 10.0
 """How long whoever reads the slot may take to leave: its walsender ends at once unless the server is busy."""

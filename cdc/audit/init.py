@@ -17,7 +17,6 @@ from psycopg import sql
 from cdc.audit.outgoing import Outgoing, before, nobody_looks
 from cdc.audit.table_rows import View, condition, looking, table_rows
 from cdc.errors import CdcError, ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused, TransactionTimedOut
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.topics import Create
 from cdc.outbox.emit import FUNCTIONS, SCHEMA, Emit
 from cdc.outbox.mapping import OutboxMapping
@@ -34,6 +33,7 @@ from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
 from cdc.postgres.server import Server
 from cdc.postgres.slot import PARTS_SINCE, Administration, Table
+from cdc.resilience.call import nobody_waits
 
 Say = Callable[[str], None]
 TakeOver = Callable[[Sink, Position, Callable[[], object], Say], Position]

@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 
 from cdc.audit.verify import visible
-from cdc.kafka.client import nobody_waits
 from cdc.pipeline.ports import Reader
+from cdc.resilience.call import nobody_waits
 
 CACHE_KB = 24_000
 """Memory that SQLite may use for its pages."""

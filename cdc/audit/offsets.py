@@ -13,11 +13,11 @@ from typing import NamedTuple
 from confluent_kafka import IsolationLevel, TopicPartition
 
 from cdc.errors import ConfigurationError, KafkaRefused
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.groups import Groups, Place
 from cdc.kafka.subscriber import Seen, Subscriber
 from cdc.kafka.topics import at_time, earliest, latest
 from cdc.outbox.mapping import topics_of
+from cdc.resilience.call import nobody_waits
 
 STEP = 1_000
 """Records between two reports of progress."""

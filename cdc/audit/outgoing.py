@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from cdc.errors import InvalidEvent, TransactionTimedOut
 from cdc.event import Record
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.limits import fits
 from cdc.outbox.router import Router
 from cdc.pipeline.parking import Policy, park
 from cdc.pipeline.ports import Sink
 from cdc.position import Lsn
 from cdc.postgres.transaction import Row
+from cdc.resilience.call import nobody_waits
 
 HANDED_OVER = 500
 """Records that are handed over at once."""

@@ -33,7 +33,6 @@ from cdc.audit.outgoing import Outgoing, before, nobody_looks
 from cdc.audit.table_rows import TableRow, TableRows, looking, table_rows
 from cdc.avro.registry import Registry
 from cdc.errors import ContinuityError, InvalidEvent, PostgresRefused, StoppedByPolicy
-from cdc.kafka.client import nobody_waits
 from cdc.outbox.mapping import topics_of
 from cdc.outbox.publication import check_outbox
 from cdc.outbox.router import Router
@@ -44,6 +43,7 @@ from cdc.position import Existing, Fingerprint, Gap, Lsn, Position, Witness, tim
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Administration
 from cdc.postgres.transaction import Row
+from cdc.resilience.call import nobody_waits
 
 Fate = Literal["known", "missing", "skipped", "left_out", "expired", "doubtful"]
 

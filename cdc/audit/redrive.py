@@ -30,7 +30,6 @@ from cdc.audit.table_rows import looking, table_rows
 from cdc.avro.encoder import Encoder
 from cdc.errors import AuditFailed, Fenced, InvalidEvent, KafkaRefused
 from cdc.event import Record
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.limits import fits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Seen
@@ -42,6 +41,7 @@ from cdc.position import Lsn
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Table
 from cdc.postgres.transaction import Row
+from cdc.resilience.call import nobody_waits
 
 HANDED_OVER = 500
 """Records that are handed over at once."""

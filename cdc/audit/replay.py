@@ -26,7 +26,6 @@ from cdc.audit.table_rows import TableRows, condition, looking, table_rows
 from cdc.avro.registry import Registry
 from cdc.errors import ConfigurationError, ContinuityError, InvalidEvent
 from cdc.event import Record
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.outbox.mapping import OutboxMapping
 from cdc.outbox.replay import marked
@@ -34,6 +33,7 @@ from cdc.outbox.router import Router
 from cdc.position import Lsn, Position
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Table
+from cdc.resilience.call import nobody_waits
 
 POLL_S = 0.1
 """Between two looks at the position, which moves once a second when the log is quiet."""

@@ -27,12 +27,12 @@ from psycopg import errors, sql
 from cdc.audit.hold import Hold
 from cdc.audit.init import Plan, Say, init
 from cdc.errors import ContinuityError, Retriable
-from cdc.kafka.client import nobody_waits
 from cdc.pipeline.ports import Sink
 from cdc.position import Existing, Lsn, Position, time_text
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.connection import connect, remedies
 from cdc.postgres.slot import Administration
+from cdc.resilience.call import nobody_waits
 
 COMMAND = "cdc init --instead-of"
 

@@ -27,7 +27,6 @@ from cdc.audit.outbox_rows import end_of_log
 from cdc.audit.outgoing import Outgoing
 from cdc.audit.verify import event_id
 from cdc.errors import ContinuityError, KafkaRefused, TransactionTimedOut
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.subscriber import Subscriber
 from cdc.outbox.mapping import OutboxMapping, topics_of
 from cdc.outbox.publication import check_publication
@@ -41,6 +40,7 @@ from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Table
 from cdc.postgres.stream import ReplicationStream
 from cdc.postgres.transaction import Row, TransactionEnd
+from cdc.resilience.call import nobody_waits
 
 CLOCK_MARGIN_MS = 3_600_000
 """Events are looked for from so long before the first row's commit on: their time is that of the connector's clock."""

@@ -25,12 +25,12 @@ from cdc.audit.outbox_rows import PROGRESS, HashKey, MeantFor, OutboxRows, SeenB
 from cdc.audit.spool import Sorter, Spool
 from cdc.errors import ContinuityError
 from cdc.event import Place, Seen
-from cdc.kafka.client import nobody_waits
 from cdc.outbox.dead_letter import REDRIVEN
 from cdc.outbox.envelope import CONTENT_TYPE, data_of
 from cdc.outbox.mapping import REPLAY_MARKERS, topics_of
 from cdc.pipeline.ports import Reader
 from cdc.position import Lsn, Position
+from cdc.resilience.call import nobody_waits
 
 POLL_S = 0.1
 """Between two looks at the position: it moves once a second when the log is quiet."""

@@ -17,11 +17,11 @@ from cdc.cli.options import Config, Json, Sets, settings_from
 from cdc.cli.output import say
 from cdc.errors import InvalidEvent, KafkaRefused, Retriable
 from cdc.event import Seen
-from cdc.kafka.client import nobody_waits
 from cdc.outbox import envelope
 from cdc.outbox.mapping import KEYS, OutboxMapping, topics_of
 from cdc.outbox.router import CONTENT_TYPES, fill
 from cdc.pipeline.ports import Reader
+from cdc.resilience.call import nobody_waits
 from cdc.settings import Settings
 
 

@@ -41,10 +41,10 @@ from cdc.consumer.shares import WEIGHTS, Shares
 from cdc.consumer.steps import Inbox, Policy
 from cdc.consumer.worker import Hand, Tools, Workers
 from cdc.errors import CdcError, ConfigurationError
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.properties import Properties, admin_properties, client_properties, consumer_properties
 from cdc.kafka.topics import Create, Topic, Topics
 from cdc.resilience.breaker import Breaker
+from cdc.resilience.call import nobody_waits
 
 if TYPE_CHECKING:
     import psycopg

@@ -22,12 +22,12 @@ from confluent_kafka import TopicPartition
 
 from cdc.errors import CdcError, Retriable
 from cdc.event import Record
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.groups import Groups, Place
 from cdc.kafka.limits import fits
 from cdc.kafka.properties import admin_properties, client_properties
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.topics import Create
+from cdc.resilience.call import nobody_waits
 
 TIMEOUT_MS: Final = 10_000
 """transaction.timeout.ms of a move. Should we be killed in the middle of one, the partition's offset is undecided for so long (and up

@@ -225,10 +225,6 @@ def usable(messages: list[Message], doing: str) -> list[Message]:
     return good
 
 
-def nobody_waits() -> None:
-    """A `waiting` for callers that nobody else depends on."""
-
-
 def retire_after(client: object, asked: Sequence[Future[Any]]) -> None:
     """Let a client go when all that it was asked has been answered, if only by a timeout.
 

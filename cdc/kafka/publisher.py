@@ -26,7 +26,7 @@ from confluent_kafka import KafkaException, Producer
 from cdc.errors import CdcError, InvalidEvent, KafkaRefused, Poisoned, Retriable
 from cdc.event import Record, Route
 from cdc.kafka.blame import Blame
-from cdc.kafka.client import LOG, PAUSE_S, SETTLED_S, Notes, Waiting, fault_of, make, meet, nobody_waits, retire
+from cdc.kafka.client import LOG, PAUSE_S, SETTLED_S, Notes, Waiting, fault_of, make, meet, retire
 from cdc.kafka.faults import Code, Fault, exception
 from cdc.kafka.limits import route_from, topic_limit
 from cdc.kafka.positions import PositionTopic
@@ -42,7 +42,7 @@ from cdc.kafka.properties import (
 )
 from cdc.kafka.topics import MISSING, Create, Topic, Topics, refusal
 from cdc.position import Position
-from cdc.resilience.call import Caller, PatienceEnded
+from cdc.resilience.call import Caller, PatienceEnded, nobody_waits
 
 INIT_PATIENCE_S = 30.0
 """How long the fence may take: the broker first ends what the older instance left open, in half a second as a rule."""

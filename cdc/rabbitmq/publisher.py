@@ -29,6 +29,7 @@ from cdc.rabbitmq.link import Link, Message, Waiting, new_link
 from cdc.rabbitmq.message import SHORT_BYTES, properties_of
 from cdc.rabbitmq.positions import Lease
 from cdc.rabbitmq.topology import Topology
+from cdc.resilience.call import nobody_waits
 
 LEASE_S = 30.0
 """How long the lease is waited for in a passage: a predecessor that is cut off is given up after two heartbeats."""
@@ -51,10 +52,6 @@ MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
 TOO_LARGE = re.compile(r"is larger than (?:configured )?max size (\d+)")
 """What it says then (rabbit_channel.erl, check_msg_size)."""
-
-
-def nobody_waits() -> None:
-    """Wait for a command, which has no PostgreSQL to answer."""
 
 
 class RabbitPublisher:

@@ -22,7 +22,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from cdc.errors import CdcError, ConfigurationError, KafkaRefused, Retriable
-from cdc.resilience.call import CALL_MARGIN_S, Caller, PatienceEnded
+from cdc.resilience.call import CALL_MARGIN_S, Caller, PatienceEnded, nobody_waits
 
 Answer = TypeVar("Answer")
 Waiting = Callable[[], None]
@@ -38,10 +38,6 @@ PAUSE_S = 0.003
 
 CHUNK = 2_000
 """Pieces of a command that are joined for one write to the socket."""
-
-
-def nobody_waits() -> None:
-    """Nobody has to be kept waiting."""
 
 
 class Link:

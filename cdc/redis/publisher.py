@@ -26,9 +26,10 @@ from cdc.errors import CdcError, Fenced, InvalidEvent, KafkaRefused, Poisoned, R
 from cdc.event import Record, Route, name_of
 from cdc.position import Position
 from cdc.redis.entry import DATA, KEY, TIMESTAMP, field_of, number_of, stream_of
-from cdc.redis.link import Link, Waiting, nobody_waits
+from cdc.redis.link import Link, Waiting
 from cdc.redis.positions import RedisPositions, facts
 from cdc.redis.scripts import COMMIT, FENCE, FIELDS_MAX, WORDS_MAX, bulk, packed
+from cdc.resilience.call import nobody_waits
 
 LOG = logging.getLogger("cdc.redis")
 

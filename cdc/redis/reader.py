@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cdc.errors import KafkaRefused
 from cdc.event import Place, Seen, Shape
 from cdc.redis.entry import SEQUENCE_BITS, id_of, number_of, offset_of, seen, stream_of
-from cdc.redis.link import Link, Waiting, nobody_waits
+from cdc.redis.link import Link, Waiting
 from cdc.redis.scripts import told
+from cdc.resilience.call import nobody_waits
 
 FETCH = 500
 """Entries that one answer holds."""

@@ -22,6 +22,10 @@ CALL_MARGIN_S = 60.0
 """How much longer than the owner's patience a call may take before librdkafka gives it up by itself."""
 
 
+def nobody_waits() -> None:
+    """A `waiting` for callers that nobody else depends on."""
+
+
 class PatienceEnded(Exception):
     """The owner will not wait any longer; what becomes of the call is unknown."""
 

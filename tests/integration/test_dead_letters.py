@@ -18,9 +18,10 @@ from cdc.avro import folder
 from cdc.cli.patience import within
 from cdc.errors import KafkaRefused, Retriable
 from cdc.event import Record
-from cdc.kafka.client import Waiting, nobody_waits
+from cdc.kafka.client import Waiting
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.position import Position
+from cdc.resilience.call import nobody_waits
 from cdc.settings import load
 from tests.conftest import Pipelines
 from tests.pipeline import SCHEMA, Answer, Event, Pipeline, decode, sizes, write_schemas

@@ -11,9 +11,9 @@ import pytest
 from cdc import app
 from cdc.audit.hold import Hold
 from cdc.errors import ContinuityError, Fenced
-from cdc.kafka.client import nobody_waits
 from cdc.kafka.publisher import KafkaPublisher
 from cdc.postgres.catalog import LiveCatalog
+from cdc.resilience.call import nobody_waits
 from cdc.settings import load
 from tests.pipeline import Pipeline
 from tests.waiting import wait_for

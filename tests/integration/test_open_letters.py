@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from cdc import app
 from cdc.audit import open_letters
 from cdc.audit.open_letters import OpenLetters
-from cdc.kafka.client import nobody_waits
+from cdc.resilience.call import nobody_waits
 from cdc.settings import load
 from tests.inside import streaming
 from tests.pipeline import Pipeline

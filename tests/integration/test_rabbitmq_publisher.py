@@ -15,7 +15,8 @@ from cdc.event import Record
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.rabbitmq import positions
 from cdc.rabbitmq import publisher as module
-from cdc.rabbitmq.publisher import RabbitPublisher, nobody_waits
+from cdc.rabbitmq.publisher import RabbitPublisher
+from cdc.resilience.call import nobody_waits
 
 pytestmark = [pytest.mark.servers, pytest.mark.packages]
 

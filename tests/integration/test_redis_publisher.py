@@ -19,9 +19,9 @@ from cdc.errors import CdcError, ConfigurationError, Fenced, InvalidEvent, Kafka
 from cdc.event import Record
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.redis import publisher
-from cdc.redis.link import nobody_waits
 from cdc.redis.publisher import FULL_BYTES, Options, RedisPublisher
 from cdc.redis.reader import RedisReader
+from cdc.resilience.call import nobody_waits
 from tests.streams import new_redis, running_redis
 
 pytestmark = [pytest.mark.servers, pytest.mark.packages]

@@ -14,7 +14,7 @@ import gc, threading, time
 from confluent_kafka.admin import AdminClient
 from cdc.errors import Retriable
 from cdc.kafka import topics
-from cdc.kafka.client import nobody_waits
+from cdc.resilience.call import nobody_waits
 from cdc.kafka.properties import admin_properties
 
 topics.REQUEST_TIMEOUT_S = 4.0
