@@ -9,7 +9,8 @@ secret.
     |-- ConfigurationError    fix the settings or the schema folder                            exit 2
     |-- PostgresRefused       fix the server, the role, the table or the mapping               exit 3
     |-- ContinuityError       the log cannot be proved complete: an operator decides           exit 4
-    |-- KafkaRefused          fix the broker, the topic, the ACL or the limit                  exit 5
+    |-- SinkRefused           fix the broker, its rights or the limit                          exit 5
+    |   `-- KafkaRefused      the same of Kafka: the broker, the topic, the ACL or the limit
     |-- IdentityTaken         somebody else uses our transactional.id                          exit 6
     |-- StoppedByPolicy       an invalid row, and the policy is to stop                        exit 7
     |-- AuditFailed           an audit or a check found something                              exit 8
@@ -62,10 +63,14 @@ class ContinuityError(CdcError):
     exit_code = 4
 
 
-class KafkaRefused(CdcError):
-    """Kafka refuses for good: authentication, ACL, topic, transaction limit, no progress."""
+class SinkRefused(CdcError):
+    """The broker refuses for good: user, rights, what `cdc init` makes, a limit, no progress."""
 
     exit_code = 5
+
+
+class KafkaRefused(SinkRefused):
+    """Kafka refuses for good: authentication, ACL, topic, transaction limit."""
 
 
 class IdentityTaken(CdcError):

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from cdc.audit.outgoing import Outgoing, before, nobody_looks
 from cdc.audit.table_rows import View, condition, looking, table_rows
-from cdc.errors import CdcError, ConfigurationError, ContinuityError, KafkaRefused, PostgresRefused, TransactionTimedOut
+from cdc.errors import CdcError, ConfigurationError, ContinuityError, PostgresRefused, SinkRefused, TransactionTimedOut
 from cdc.kafka.topics import Create
 from cdc.outbox.emit import FUNCTIONS, SCHEMA, Emit
 from cdc.outbox.mapping import OutboxMapping
@@ -164,7 +164,7 @@ def _ensure_topics(ends: _Ends) -> None:
     if not positions.exists(nobody_waits):
         if create is None:
             msg = f"the position topic {positions.topic!r} does not exist"
-            raise KafkaRefused(msg, "let init make it (topics.create), or make it yourself: one partition, cleanup.policy=compact")
+            raise SinkRefused(msg, "let init make it (topics.create), or make it yourself: one partition, cleanup.policy=compact")
         positions.create(create.replication_factor, create.min_insync_replicas, nobody_waits)
         ends.say(f"created topic {positions.topic}")
     positions.verify(nobody_waits)
@@ -234,7 +234,7 @@ def _publish(ends: _Ends, view: View, consistent_point: Lsn) -> None:
         outgoing.publish((row.row for row in rows.read(view, before(consistent_point), where)), ends.progress)
     except TransactionTimedOut as error:
         msg = f"{error.rows} rows so far took {error.seconds:.1f} s, longer than one Kafka transaction of {error.timeout_s:.0f} s"
-        raise KafkaRefused(msg, f"{error.fix}, or publish fewer rows: --where") from error
+        raise SinkRefused(msg, f"{error.fix}, or publish fewer rows: --where") from error
     ends.say(f"publishing {outgoing.events} rows that were there before, and {outgoing.dead_letters} as dead letters")
 
 

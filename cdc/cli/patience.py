@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cdc.errors import CdcError, KafkaRefused, PostgresRefused, Retriable
+from cdc.errors import CdcError, PostgresRefused, Retriable, SinkRefused
 
 Answer = TypeVar("Answer")
 
@@ -30,4 +30,4 @@ def given_up(timeout_s: float, what: str, fix: str = "") -> CdcError:
     what = f"gave up after {timeout_s:.0f} s: {what}"
     if "PostgreSQL" in what or "replication" in what:
         return PostgresRefused(what, fix or "start the server, or correct postgres.dsn")
-    return KafkaRefused(what, fix or 'start the broker, or correct kafka."bootstrap.servers"')
+    return SinkRefused(what, fix or 'start the broker, or correct kafka."bootstrap.servers"')

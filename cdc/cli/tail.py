@@ -15,7 +15,7 @@ from cdc.avro.masking import MASK, masked
 from cdc.avro.registry import Registry
 from cdc.cli.options import Config, Json, Sets, settings_from
 from cdc.cli.output import say
-from cdc.errors import InvalidEvent, KafkaRefused, Retriable
+from cdc.errors import InvalidEvent, Retriable, SinkRefused
 from cdc.event import Seen
 from cdc.outbox import envelope
 from cdc.outbox.mapping import KEYS, OutboxMapping, topics_of
@@ -48,18 +48,18 @@ def tail(
     except KeyboardInterrupt:
         return
     except Retriable as error:
-        raise KafkaRefused(error.what, error.fix or 'start the broker, or correct kafka."bootstrap.servers"') from error
+        raise SinkRefused(error.what, error.fix or 'start the broker, or correct kafka."bootstrap.servers"') from error
     finally:
         subscriber.close()
 
 
 def routed(settings: Settings, subscriber: Reader) -> list[str]:
-    """Return the topics that exist and fit the route; raises KafkaRefused when there is none."""
+    """Return the topics that exist and fit the route; raises SinkRefused when there is none."""
     own = {settings.topics.position, settings.topics.dead_letter}
     found = [name for name in topics_of(settings.topics.route, subscriber.names(nobody_waits)) if name not in own]
     if not found:
         msg = f"no topic fits topics.route = {settings.topics.route!r} yet"
-        raise KafkaRefused(msg, "publish an event, or name a topic")
+        raise SinkRefused(msg, "publish an event, or name a topic")
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cdc.errors import InvalidEvent, KafkaRefused, StoppedByPolicy
+from cdc.errors import InvalidEvent, SinkRefused, StoppedByPolicy
 from cdc.event import Record, Route
 from cdc.kafka.limits import fits
 from cdc.outbox.dead_letter import dead_letter
@@ -50,7 +50,7 @@ class Parked(NamedTuple):
 def park(  # noqa: PLR0913 - the row, its error, and the two ends
     row: Row, error: InvalidEvent, *, router: Router, policy: Policy, generation: int, route: Callable[[str], Route], now_ms: int
 ) -> Parked:
-    """Return the dead letter of a row; raises StoppedByPolicy, and KafkaRefused when the dead-letter topic does not take it."""
+    """Return the dead letter of a row; raises StoppedByPolicy, and SinkRefused when the dead-letter topic does not take it."""
     begin, _, ordinal, _ = row
     values = router.values(row)
     place = sequence(generation, begin, ordinal)
@@ -78,7 +78,7 @@ def park(  # noqa: PLR0913 - the row, its error, and the two ends
         fits(record, opened, now_ms)
     except InvalidEvent as refused:
         msg = f"the dead letter of the row at {place} ({error.reason}: {error.what}) cannot be written: {refused.what}"
-        raise KafkaRefused(msg, refused.fix) from refused
+        raise SinkRefused(msg, refused.fix) from refused
     return Parked(record, event_id, place, _correlation_id(values.get("headers")))
 
 

@@ -64,7 +64,7 @@ class Source(Protocol):
 
 
 class Publisher(Protocol):
-    """The transactional producer and the position topic. Every method may raise Retriable, Fenced or KafkaRefused."""
+    """The transactional producer and the position topic. Every method may raise Retriable, Fenced or SinkRefused."""
 
     def peek(self) -> tuple[Position | None, str]:
         """Return the last committed position as far as it can be seen without fencing, and the Kafka cluster's id."""
@@ -78,7 +78,7 @@ class Publisher(Protocol):
         """Whether a commit is due for the sink's sake: it holds what is produced in memory, and has enough of it."""
 
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
-        """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
+        """Open the topics that no row can change; raises SinkRefused for one that cannot take records."""
 
     def last(self) -> Position | None:
         """Return the last position when every transaction that could hide a newer one has ended; fences nobody."""
@@ -127,7 +127,7 @@ class Positions(Protocol):
         """Make it as it must be; return False when it was there already. A sink without replicas takes no notice of the numbers."""
 
     def verify(self, waiting: Waiting) -> None:
-        """Raise KafkaRefused unless it is there, is ours to use, and keeps the last position whatever happens."""
+        """Raise SinkRefused unless it is there, is ours to use, and keeps the last position whatever happens."""
 
 
 class Sink(Publisher, Protocol):
@@ -156,7 +156,7 @@ class Sink(Publisher, Protocol):
 
 
 class Reader(Protocol):
-    """Reads what a sink shows to consumers. Every method may raise Retriable or KafkaRefused."""
+    """Reads what a sink shows to consumers. Every method may raise Retriable or SinkRefused."""
 
     def names(self, waiting: Waiting) -> list[str]:
         """Return the names of all topics."""

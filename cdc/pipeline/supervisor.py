@@ -19,10 +19,10 @@ from cdc.errors import (
     ContinuityError,
     Fenced,
     IdentityTaken,
-    KafkaRefused,
     OnHold,
     Poisoned,
     Retriable,
+    SinkRefused,
     SlotBusy,
     StoppedByPolicy,
     TransactionTimedOut,
@@ -316,7 +316,7 @@ class Supervisor:
         """Turn what will not heal by itself into the error of its remedy."""
         if isinstance(error, TransactionTimedOut):
             if self._patient:
-                raise KafkaRefused(error.what, error.fix) from error
+                raise SinkRefused(error.what, error.fix) from error
             self._patient = True
         elif isinstance(error, Poisoned):
             self._accuse(error)
@@ -335,8 +335,9 @@ class Supervisor:
             return
         self._poisoned += 1
         if self._poisoned == POISONED_TIMES:
-            msg = f"Kafka refused {POISONED_TIMES} times in a row what it was sent, and no row of the outbox is to blame: {error.what}"
-            raise KafkaRefused(msg, "see the broker's log; nothing was published or lost since") from error
+            sink = self._identity.sink
+            msg = f"{sink} refused {POISONED_TIMES} times in a row what it was sent, and no row of the outbox is to blame: {error.what}"
+            raise SinkRefused(msg, "see the broker's log; nothing was published or lost since") from error
 
     def _turn(self, state: State, reason: str = "") -> None:
         assert state is self._state or state in TRANSITIONS[self._state], f"{self._state} -> {state}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pika import exceptions
 
-from cdc.errors import CdcError, KafkaRefused, Poisoned, Retriable
+from cdc.errors import CdcError, Poisoned, Retriable, SinkRefused
 
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 FRAME_ERROR, SYNTAX_ERROR, COMMAND_INVALID, NOT_ALLOWED, NOT_IMPLEMENTED = 501, 502, 503, 530, 540
@@ -33,9 +33,9 @@ ABSENT = "down or inaccessible"
 def raised(error: BaseException, doing: str, *, publishing: bool = False) -> CdcError:
     """Return what to raise for an error of pika's; with `publishing` the broker may mean a message that it was sent."""
     if isinstance(error, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
-        return KafkaRefused(f"RabbitMQ refused user or password while {doing}", "correct rabbitmq.url")
+        return SinkRefused(f"RabbitMQ refused user or password while {doing}", "correct rabbitmq.url")
     if isinstance(error, exceptions.ProbableAccessDeniedError):
-        return KafkaRefused(f"RabbitMQ refused the virtual host while {doing}", REFUSED[NOT_ALLOWED])
+        return SinkRefused(f"RabbitMQ refused the virtual host while {doing}", REFUSED[NOT_ALLOWED])
     if isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
         return _closed(error.reply_code, str(error.reply_text), doing, publishing=publishing)
     return Retriable(f"RabbitMQ is lost while {doing}: {_words(error)}")
@@ -46,9 +46,9 @@ def _closed(code: int, text: str, doing: str, *, publishing: bool) -> CdcError:
     if publishing and code in POISON:
         return Poisoned(said, why=f"{code} {text[:300]}")
     if code == PRECONDITION_FAILED:
-        return KafkaRefused(said, "it was made with other arguments: delete it, or name another one")
+        return SinkRefused(said, "it was made with other arguments: delete it, or name another one")
     if code in REFUSED and ABSENT not in text:
-        return KafkaRefused(said, REFUSED[code])
+        return SinkRefused(said, REFUSED[code])
     return Retriable(said)
 
 

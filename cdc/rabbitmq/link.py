@@ -110,7 +110,7 @@ class Link:
         return self._bytes
 
     def open(self, waiting: Waiting) -> None:
-        """Connect; raises Retriable or KafkaRefused."""
+        """Connect; raises Retriable or SinkRefused."""
         self._thread.start()
         self.wait(lambda: self._ready, waiting, f"connecting to {self._parameters.host}:{self._parameters.port}", CONNECT_S)
 

@@ -23,7 +23,7 @@ from functools import partial
 
 from pika import BasicProperties, DeliveryMode
 
-from cdc.errors import KafkaRefused, Retriable
+from cdc.errors import Retriable, SinkRefused
 from cdc.position import Position
 from cdc.rabbitmq.link import Delivery, Link, Message, Waiting
 
@@ -99,7 +99,7 @@ class Lease:
         self._link.wait(lambda: not self._link.outstanding, waiting, "storing the position")
         if any(key == self._queue for _, key, _ in self._link.returned):
             msg = f"the position's queue {self._queue!r} is gone"
-            raise KafkaRefused(msg, "find out who deleted it; `cdc recover` goes on from what the slot holds")
+            raise SinkRefused(msg, "find out who deleted it; `cdc recover` goes on from what the slot holds")
         self._position = position
         self._link.do(partial(self._replace, self._stored))
 

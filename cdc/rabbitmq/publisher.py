@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from cdc.errors import InvalidEvent, KafkaRefused, Poisoned, Retriable
+from cdc.errors import InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record, Route, name_of
 from cdc.position import Position
 from cdc.rabbitmq.link import Link, Message, Waiting, new_link
@@ -121,7 +121,7 @@ class RabbitPublisher:
         return position, f"rabbitmq:{self._opened(nobody_waits).virtual_host}"
 
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:  # noqa: ARG002 - a routing key cannot be asked for
-        """See that exchange and dead letters' queue are there; raises KafkaRefused."""
+        """See that exchange and dead letters' queue are there; raises SinkRefused."""
         self.positions.look(waiting, position=False)
 
     def cluster_id(self, waiting: Waiting) -> str:
@@ -217,7 +217,7 @@ class RabbitPublisher:
         _, key, why = link.returned[0]
         if key in self._queues:
             msg = f"RabbitMQ has no queue {key!r} ({why})"
-            raise KafkaRefused(msg, "run `cdc init`, or create it")
+            raise SinkRefused(msg, "run `cdc init`, or create it")
         if len(self._unroutable) >= UNROUTABLE_KEPT:
             self._unroutable.clear()
         until = self._clock() + UNROUTABLE_S

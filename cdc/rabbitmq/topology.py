@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cdc.errors import KafkaRefused
+from cdc.errors import SinkRefused
 from cdc.rabbitmq.link import Link, Waiting
 from cdc.rabbitmq.positions import arguments
 
@@ -33,7 +33,7 @@ class Topology:
         return f"<Topology {self.topic} {self.exchange} ({self.exchange_type})>"
 
     def look(self, waiting: Waiting, *, position: bool = True, events: bool = True) -> None:
-        """Raise KafkaRefused when one of them is missing."""
+        """Raise SinkRefused when one of them is missing."""
         link = self._connect(waiting)
         for name, question in self._questions(link, passive=True, position=position, events=events):
             link.ask(question, waiting, f"looking for {name}")
@@ -42,14 +42,14 @@ class Topology:
         """Tell whether all of them are there."""
         try:
             self.look(waiting)
-        except KafkaRefused as error:
+        except SinkRefused as error:
             if "NOT_FOUND" in error.what:
                 return False
             raise
         return True
 
     def create(self, replication_factor: int, min_insync_replicas: int, waiting: Waiting) -> bool:  # noqa: ARG002 - the port's
-        """Make what is missing; raises KafkaRefused for one that is there with other arguments."""
+        """Make what is missing; raises SinkRefused for one that is there with other arguments."""
         new = not self.exists(waiting)
         link = self._connect(waiting)
         for name, question in self._questions(link, passive=False):
@@ -57,7 +57,7 @@ class Topology:
         return new
 
     def verify(self, waiting: Waiting) -> None:
-        """Raise KafkaRefused unless all of them are there, and are what they must be."""
+        """Raise SinkRefused unless all of them are there, and are what they must be."""
         self.look(waiting)
         self.create(1, 1, waiting)  # what is there is only compared
 

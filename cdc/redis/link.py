@@ -21,7 +21,7 @@ from redis.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from cdc.errors import CdcError, ConfigurationError, KafkaRefused, Retriable
+from cdc.errors import CdcError, ConfigurationError, Retriable, SinkRefused
 from cdc.resilience.call import CALL_MARGIN_S, Caller, PatienceEnded, nobody_waits
 
 Answer = TypeVar("Answer")
@@ -170,15 +170,15 @@ def fault(error: Exception, doing: str) -> CdcError:
     found = _TRANSIENT.search(words)
     code = found[1] if found else _code(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError | exceptions.AuthorizationError):
-        return KafkaRefused(
+        return SinkRefused(
             f"Redis refuses us while {doing}: {words}", "see user and password in redis.url, and docs/redis.md for the rights"
         )
     if code in TRANSIENT:
         return Retriable(f"Redis says {code} while {doing}: {words}", FIXES.get(code, ""))
     if isinstance(error, exceptions.MovedError | exceptions.CrossSlotTransactionError | exceptions.ClusterCrossSlotError):
-        return KafkaRefused(f"this is a Redis Cluster: {words}", NO_CLUSTER)
+        return SinkRefused(f"this is a Redis Cluster: {words}", NO_CLUSTER)
     if isinstance(error, exceptions.ResponseError):
-        return KafkaRefused(f"Redis refuses while {doing}: {words}", "see docs/redis.md")
+        return SinkRefused(f"Redis refuses while {doing}: {words}", "see docs/redis.md")
     return Retriable(f"Redis does not answer while {doing}: {words or type(error).__name__}")
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cdc.errors import KafkaRefused, Retriable
+from cdc.errors import Retriable, SinkRefused
 from cdc.position import Position
 from cdc.redis.link import NO_CLUSTER, Link, Waiting
 
@@ -50,17 +50,17 @@ class RedisPositions:
         return bool(self._linked().call("HSETNX", self.topic, "id", secrets.token_hex(11), waiting=waiting, doing="making the position"))
 
     def verify(self, waiting: Waiting) -> None:
-        """Raise KafkaRefused unless the position is there and the server keeps it; Retriable while the server is a replica."""
+        """Raise SinkRefused unless the position is there and the server keeps it; Retriable while the server is a replica."""
         told = facts(self._linked(), waiting)
         if told.role == "slave":
             msg = "Redis is a replica (READONLY)"
             raise Retriable(msg, "let it be promoted, or correct redis.url; with Sentinel set redis.sentinel")
         for wrong, fix in flaws(told):
             msg = f"Redis is not safe for the position {self.topic!r}: {wrong}"
-            raise KafkaRefused(msg, fix)
+            raise SinkRefused(msg, fix)
         if not self.exists(waiting):
             msg = f"the position {self.topic!r} does not exist in Redis"
-            raise KafkaRefused(msg, "run `cdc init`; if it existed before, Redis has lost it: see docs/redis.md")
+            raise SinkRefused(msg, "run `cdc init`; if it existed before, Redis has lost it: see docs/redis.md")
 
     def peek(self, waiting: Waiting) -> tuple[Position | None, str]:
         """Return the last position and what tells this Redis from others."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cdc.errors import CdcError, Fenced, InvalidEvent, KafkaRefused, Poisoned, Retriable
+from cdc.errors import CdcError, Fenced, InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record, Route, name_of
 from cdc.position import Position
 from cdc.redis.entry import DATA, KEY, TIMESTAMP, field_of, number_of, stream_of
@@ -154,7 +154,7 @@ class RedisPublisher:
         version = facts(link, waiting).version
         if self.options.wait_fsync and version < WAITAOF_SINCE:
             msg = f"redis.wait_fsync needs Redis 7.2, and this is {'.'.join(map(str, version))}"
-            raise KafkaRefused(msg, "leave it out and set appendfsync always in Redis, or use a newer one")
+            raise SinkRefused(msg, "leave it out and set appendfsync always in Redis, or use a newer one")
         self._words_max = math.inf if version >= WORDS_SINCE else WORDS_MAX
         doing = "fencing older instances"
         self._scripts = {text: link.call("SCRIPT", "LOAD", text, waiting=waiting, doing=doing).decode() for text in (FENCE, COMMIT)}
@@ -162,18 +162,18 @@ class RedisPublisher:
         found = link.call("EVALSHA", self._scripts[FENCE], 1, self.positions.topic, owner, waiting=waiting, doing=doing)
         if found is None:
             msg = f"the position {self.positions.topic!r} does not exist in Redis"
-            raise KafkaRefused(msg, "run `cdc init`; if it existed before, Redis has lost it: see docs/redis.md")
+            raise SinkRefused(msg, "run `cdc init`; if it existed before, Redis has lost it: see docs/redis.md")
         self._wait(link, waiting)
         self._owner, self._commits = owner, found[1] or b"0"
         return None if found[0] is None else Position.from_json(found[0])
 
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
-        """Open the topics that no row can change; raises KafkaRefused for one that cannot take records."""
+        """Open the topics that no row can change; raises SinkRefused for one that cannot take records."""
         for topic in topics:
             try:
                 self.route(topic, waiting)
             except InvalidEvent as error:
-                raise KafkaRefused(error.what, error.fix) from None
+                raise SinkRefused(error.what, error.fix) from None
 
     def route(self, topic: str, waiting: Waiting) -> Route:
         """Open a route before its first record; raises InvalidEvent("route", ..) for a name that cannot be a stream."""
@@ -191,7 +191,7 @@ class RedisPublisher:
         return known[1]
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
-        """Pack records in order; raises KafkaRefused when a transaction is larger than the settings and the server allow."""
+        """Pack records in order; raises SinkRefused when a transaction is larger than the settings and the server allow."""
         batch, streams, fields = self._batch, self.options.streams, self._fields
         if self._opened_at is None:
             self._opened_at = self._clock()
@@ -304,7 +304,7 @@ class RedisPublisher:
     def _streams_changed(self, topic: str, before: int, after: int) -> None:
         what = f"topic {topic!r} had {before} streams and has {after}: keys move, and order across the change is lost"
         if self._on_partition_change == "stop":
-            raise KafkaRefused(what, 'set redis.streams back, or topics.on_partition_change = "warn" to go on')
+            raise SinkRefused(what, 'set redis.streams back, or topics.on_partition_change = "warn" to go on')
         LOG.warning("%s", what)
 
     def _field(self, header: str) -> bytes:
@@ -324,7 +324,7 @@ class RedisPublisher:
         batch, most = self._batch, self.options.transaction_max_bytes
         msg = f"{batch.rows} rows of one PostgreSQL transaction are {batch.bytes:,} bytes and {batch.words:,} words so far"
         limit = f"{most:,} bytes" if self._words_max == math.inf else f"{most:,} bytes, and Redis before 7.0 {WORDS_MAX:,} words"
-        return KafkaRefused(f"{msg}; a commit takes {limit}", "raise redis.transaction_max_bytes, or write fewer rows in one transaction")
+        return SinkRefused(f"{msg}; a commit takes {limit}", "raise redis.transaction_max_bytes, or write fewer rows in one transaction")
 
 
 KEY_FIELD, TIME_FIELD, DATA_FIELD = bulk(KEY), bulk(TIMESTAMP), bulk(DATA)

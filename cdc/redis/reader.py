@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from cdc.errors import KafkaRefused
+from cdc.errors import SinkRefused
 from cdc.event import Place, Seen, Shape
 from cdc.redis.entry import SEQUENCE_BITS, id_of, number_of, offset_of, seen, stream_of
 from cdc.redis.link import Link, Waiting
@@ -111,7 +111,7 @@ class RedisReader:
         for topic in topics:
             if topic not in known:
                 msg = f"topic {topic!r} cannot be read: this pipeline has not opened it"
-                raise KafkaRefused(msg, "see its name; `cdc tail` without names reads all topics")
+                raise SinkRefused(msg, "see its name; `cdc tail` without names reads all topics")
         return [(topic, number) for topic in topics for number in range(known[topic])]
 
     def _bounds(self, place: Place, known: Mapping[str, int], waiting: Waiting) -> tuple[int, int]:

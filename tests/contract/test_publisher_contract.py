@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 from confluent_kafka import Producer
 
-from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable
+from cdc.errors import Fenced, InvalidEvent, Retriable, SinkRefused
 from cdc.event import Record
 from cdc.kafka import positions
 from cdc.kafka.limits import fits
@@ -369,7 +369,7 @@ def test_a_topic_that_cannot_take_records_is_refused(kafka_world: World, topic: 
 def test_a_topic_that_no_row_can_change_is_required(kafka_world: World) -> None:
     publisher = kafka_world.publisher()
     publisher.require([kafka_world.topic()], nothing)
-    with pytest.raises(KafkaRefused, match="not-there"):
+    with pytest.raises(SinkRefused, match="not-there"):
         publisher.require([kafka_world.topic(), "not-there"], nothing)
 
 
@@ -447,9 +447,9 @@ def test_field_case_75_a_key_meets_the_partition_of_java_clients(kafka_world: Wo
 
 def test_a_missing_position_topic_is_refused(kafka: str) -> None:
     fake = FakePublisher(Cluster(), name="shop", position_topic="nowhere")
-    with pytest.raises(KafkaRefused, match="cdc init"):
+    with pytest.raises(SinkRefused, match="cdc init"):
         fake.peek()
     real = KafkaPublisher(name="shop", kafka={"bootstrap.servers": kafka}, position_topic="nowhere")
-    with pytest.raises(KafkaRefused, match="cdc init"):
+    with pytest.raises(SinkRefused, match="cdc init"):
         real.peek()
     real.close()

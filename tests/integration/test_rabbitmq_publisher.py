@@ -10,7 +10,7 @@ import pika
 import pytest
 
 from cdc.devstack.rabbitmq import RabbitBroker
-from cdc.errors import InvalidEvent, KafkaRefused, Retriable
+from cdc.errors import InvalidEvent, Retriable, SinkRefused
 from cdc.event import Record
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.rabbitmq import positions
@@ -146,9 +146,9 @@ def test_what_is_missing_or_of_another_kind_is_refused(make: Make, rabbit_broker
     with contextlib.closing(pika.BlockingConnection(pika.URLParameters(rabbit_broker.url))) as connection:
         channel = connection.channel()
         channel.exchange_delete(unique)
-        with pytest.raises(KafkaRefused, match="no exchange"):
+        with pytest.raises(SinkRefused, match="no exchange"):
             publisher.require([], nobody_waits)
         channel.exchange_declare(unique, "fanout", durable=True)
         publisher.require([], nobody_waits)
-        with pytest.raises(KafkaRefused, match="inequivalent arg 'type'"):
+        with pytest.raises(SinkRefused, match="inequivalent arg 'type'"):
             publisher.positions.verify(nobody_waits)

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from cdc.devstack.redis import RedisServer
-from cdc.errors import CdcError, ConfigurationError, Fenced, InvalidEvent, KafkaRefused, Poisoned, Retriable
+from cdc.errors import CdcError, ConfigurationError, Fenced, InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.redis import publisher
@@ -99,7 +99,7 @@ def test_an_entry_that_redis_refuses_takes_back_those_before_it(make: Make) -> N
     own = world.publishers[0]
     own.produce([Record(world.topic, b"k", b"good", [], 0), Record("taken", b"k", b"bad", [], 0)], nobody_waits)
     world.client.set("taken", "a text")
-    with pytest.raises(KafkaRefused, match="WRONGTYPE"):
+    with pytest.raises(SinkRefused, match="WRONGTYPE"):
         own.commit(world.position(200), nobody_waits)
     assert world.values() == [b"before"], "nothing is torn"
     assert own.recover(nobody_waits) == world.position(100)
@@ -154,7 +154,7 @@ def test_a_position_that_was_never_made_or_was_lost_is_refused(make: Make) -> No
     own = world.publishers[0]
     world.client.delete(world.position_key)
     for ask in (own.peek, lambda: own.recover(nobody_waits)):
-        with pytest.raises(KafkaRefused, match=r"does not exist.*cdc init"):
+        with pytest.raises(SinkRefused, match=r"does not exist.*cdc init"):
             ask()
 
 
@@ -199,7 +199,7 @@ def test_a_transaction_that_is_too_large_says_so(make: Make) -> None:
     own = world.publishers[0]
     assert not own.full
     own.produce([Record(world.topic, b"k", b"x" * 600_000, [], 0)], nobody_waits)
-    with pytest.raises(KafkaRefused, match=r"2 rows .* bytes .* takes 1,000,000 bytes.*redis\.transaction_max_bytes"):
+    with pytest.raises(SinkRefused, match=r"2 rows .* bytes .* takes 1,000,000 bytes.*redis\.transaction_max_bytes"):
         own.produce([Record(world.topic, b"k", b"x" * 600_000, [], 0)], nobody_waits)
     assert own.full == (FULL_BYTES < 1_200_000)
     many = Record(world.topic, b"k", b"x", [("ce_sequence", b"place"), *((str(number), b"") for number in range(1_000))], 0)
@@ -211,7 +211,7 @@ def test_a_transaction_that_is_too_large_says_so(make: Make) -> None:
 def test_a_changed_number_of_streams_stops_by_policy(make: Make) -> None:
     world = make(streams=2)
     assert world.publishers[0].route(world.topic, nobody_waits).partitions == 2
-    with pytest.raises(KafkaRefused, match=r"had 2 streams and has 3.*on_partition_change"):
+    with pytest.raises(SinkRefused, match=r"had 2 streams and has 3.*on_partition_change"):
         world.publisher(streams=3).route(world.topic, nobody_waits)
 
 
@@ -252,7 +252,7 @@ def test_disks_are_waited_for_where_the_server_can(make: Make) -> None:
     world = make()
     waiting = world.publisher(wait_fsync=True)
     if not world.has((7, 2)):
-        with pytest.raises(KafkaRefused, match=r"wait_fsync needs Redis 7\.2"):
+        with pytest.raises(SinkRefused, match=r"wait_fsync needs Redis 7\.2"):
             waiting.recover(nobody_waits)
         return
     waiting.recover(nobody_waits)
@@ -264,7 +264,7 @@ def test_a_cache_is_no_sink(make: Make, spare: RedisServer) -> None:
     world = make(spare.url)
     world.client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        with pytest.raises(KafkaRefused, match="may throw away streams and position"):
+        with pytest.raises(SinkRefused, match="may throw away streams and position"):
             world.publishers[0].peek()
     finally:
         world.client.config_set("maxmemory-policy", "noeviction")
@@ -305,10 +305,10 @@ def test_who_may_not_come_in_is_told_so_without_the_password(make: Make, redis_s
     world.client.acl_setuser("cdc", enabled=True, passwords=["+right-one"], categories=["+@all"], keys=["other:*"])
     wrong = redis_server.url.replace("redis://", "redis://cdc:wrong-one@")
     found = refused_with(world.publisher(url=wrong))
-    assert isinstance(found, KafkaRefused)
+    assert isinstance(found, SinkRefused)
     assert "wrong-one" not in str(found)
     found = refused_with(world.publisher(url=wrong.replace("wrong", "right")))
-    assert isinstance(found, KafkaRefused)
+    assert isinstance(found, SinkRefused)
     assert "docs/redis.md for the rights" in str(found)
     found = refused_with(world.publisher(url="redis://127.0.0.1:1/0"))
     assert isinstance(found, Retriable)

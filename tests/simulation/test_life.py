@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.errors import KafkaRefused, StoppedByPolicy
+from cdc.errors import SinkRefused, StoppedByPolicy
 from cdc.position import Lsn, Witness
 from cdc.postgres.pgoutput import UNCHANGED, Delete, Insert, Message, Truncate, Update
 from cdc.postgres.walsender import SHUTDOWN_PATIENCE_S
@@ -245,6 +245,6 @@ def test_what_the_broker_refuses_becomes_a_dead_letter_and_the_rest_goes_on() ->
 def test_a_broker_that_refuses_everything_ends_the_process() -> None:
     world = World(SMALL)
     world.kafka.refuses = lambda record: record.topic == DEAD
-    with pytest.raises(KafkaRefused, match="no row of the outbox is to blame"):
+    with pytest.raises(SinkRefused, match="no row of the outbox is to blame"):
         world.run()
     assert world.visible() == []

@@ -15,6 +15,7 @@ CODES = {
     "ConfigurationError": 2,
     "PostgresRefused": 3,
     "ContinuityError": 4,
+    "SinkRefused": 5,
     "KafkaRefused": 5,
     "IdentityTaken": 6,
     "StoppedByPolicy": 7,

@@ -55,6 +55,7 @@ EXIT_CODES = {
     errors.ConfigurationError: 2,
     errors.PostgresRefused: 3,
     errors.ContinuityError: 4,
+    errors.SinkRefused: 5,
     errors.KafkaRefused: 5,
     errors.IdentityTaken: 6,
     errors.StoppedByPolicy: 7,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.errors import Fenced, InvalidEvent, KafkaRefused, Retriable, StoppedByPolicy, TransactionTimedOut
+from cdc.errors import Fenced, InvalidEvent, Retriable, SinkRefused, StoppedByPolicy, TransactionTimedOut
 from cdc.event import Route
 from cdc.outbox.mapping import NAME_LIMIT
 from cdc.outbox.router import Router
@@ -237,7 +237,7 @@ def test_the_limits_of_a_route_are_looked_at(route: Route, changes: dict[str, by
 def test_a_commit_time_from_the_future_is_looked_at() -> None:
     stage = Stage()
     begin = Begin(Lsn(0x108), 1_900_000_000_000_000, 9)
-    with pytest.raises(KafkaRefused, match=r"the dead letter of the row at .* cannot be written: the record is"):
+    with pytest.raises(SinkRefused, match=r"the dead letter of the row at .* cannot be written: the record is"):
         stage.steps([(begin, TABLE, 0, tuple(ROW.values()))])
 
 
@@ -253,7 +253,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_ends_the_pipeline(refusal: R
     """It was there at the start; a record that the broker refuses would poison the Kafka transaction again and again."""
     stage = Stage()
     stage.kafka.routes[DEAD] = refusal
-    with pytest.raises(KafkaRefused, match="the dead letter of the row at 0000") as caught:
+    with pytest.raises(SinkRefused, match="the dead letter of the row at 0000") as caught:
         stage.steps(transaction(0x110, "!a"))
     assert caught.value.fix
     assert stage.kafka.committed == []

@@ -12,10 +12,10 @@ from cdc.errors import (
     ContinuityError,
     Fenced,
     IdentityTaken,
-    KafkaRefused,
     Poisoned,
     PostgresRefused,
     Retriable,
+    SinkRefused,
     SlotBusy,
     StoppedByPolicy,
     TransactionTimedOut,
@@ -297,7 +297,7 @@ def test_a_standby_forgets_the_attempts_before() -> None:
     assert stage.pauses == [10.0, 20.0, STANDBY_POLL_S, 10.0]
 
 
-@pytest.mark.parametrize("error", [PostgresRefused("no"), KafkaRefused("no"), ContinuityError("no"), ValueError("bug")])
+@pytest.mark.parametrize("error", [PostgresRefused("no"), SinkRefused("no"), ContinuityError("no"), ValueError("bug")])
 def test_what_does_not_heal_ends_the_process(error: Exception) -> None:
     stage = Stage()
     with pytest.raises(type(error)):
@@ -332,7 +332,7 @@ def test_fenced_now_and_then_is_a_takeover() -> None:
 
 def test_a_transaction_that_timed_out_is_tried_with_more_patience_and_then_refused() -> None:
     stage = Stage(steps=10)
-    with pytest.raises(KafkaRefused) as caught:
+    with pytest.raises(SinkRefused) as caught:
         stage.run(step=[TransactionTimedOut(5, 61.0, 60.0), TransactionTimedOut(9, 901.0, 900.0)])
     assert stage.kafka.patient == [False, True]
     assert "9 outbox rows so far took 901.0 s" in caught.value.what
@@ -497,13 +497,13 @@ def test_a_record_that_tells_no_place_is_blamed_by_its_id() -> None:
 
 
 def test_three_refusals_without_a_row_to_blame_are_an_error() -> None:
-    with pytest.raises(KafkaRefused, match="no row of the outbox is to blame: refused"):
+    with pytest.raises(SinkRefused, match="no row of the outbox is to blame: refused"):
         Stage(steps=9).run(step=[poisoned()] * POISONED_TIMES)
 
 
 def test_a_row_whose_dead_letter_is_refused_too_is_blamed_once() -> None:
     stage = Stage(steps=9)
-    with pytest.raises(KafkaRefused):
+    with pytest.raises(SinkRefused):
         stage.run(step=[poisoned(), *[poisoned(PLACE)] * (POISONED_TIMES + 1)])
     assert stage.refused[-1] == {PLACE: "INVALID_RECORD"}
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from pika import exceptions
 
-from cdc.errors import KafkaRefused, Poisoned, Retriable
+from cdc.errors import Poisoned, Retriable, SinkRefused
 from cdc.rabbitmq.faults import raised
 
 
 @pytest.mark.parametrize(
     ("error", "remedy", "words"),
     [
-        (exceptions.ProbableAuthenticationError("x"), KafkaRefused, "user or password"),
-        (exceptions.ProbableAccessDeniedError("x"), KafkaRefused, "virtual host"),
-        (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - access to exchange"), KafkaRefused, "403"),
-        (exceptions.ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q'"), KafkaRefused, "no queue 'q'"),
+        (exceptions.ProbableAuthenticationError("x"), SinkRefused, "user or password"),
+        (exceptions.ProbableAccessDeniedError("x"), SinkRefused, "virtual host"),
+        (exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - access to exchange"), SinkRefused, "403"),
+        (exceptions.ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q'"), SinkRefused, "no queue 'q'"),
         (exceptions.ChannelClosedByBroker(404, "NOT_FOUND - home node is down or inaccessible"), Retriable, "inaccessible"),
         (exceptions.ChannelClosedByBroker(405, "RESOURCE_LOCKED"), Retriable, "405"),
-        (exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg"), KafkaRefused, "other arguments"),
+        (exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - inequivalent arg"), SinkRefused, "other arguments"),
         (exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED - broker forced"), Retriable, "320"),
         (exceptions.StreamLostError("Stream connection lost: reset"), Retriable, "reset"),
         (exceptions.AMQPConnectionError(ConnectionRefusedError(111, "refused")), Retriable, "ConnectionRefusedError"),
