@@ -85,9 +85,9 @@ instant that matters. The guarantees, with their limits, are in docs/consuming.m
 """
 
 from cdc.consumer.app import Consumer
+from cdc.consumer.brokers import Create
 from cdc.consumer.event import Event
 from cdc.consumer.resources import Resource
 from cdc.consumer.retry import Retry, TryAgain, Unprocessable
-from cdc.kafka.topics import Create
 
 __all__ = ["Consumer", "Create", "Event", "Resource", "Retry", "TryAgain", "Unprocessable"]

@@ -13,7 +13,6 @@ import random
 import re
 import signal
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cdc.avro import folder
 from cdc.avro.registry import Registry
+from cdc.consumer.brokers import Create, Group, chosen
 from cdc.consumer.desk import Desk, Janitor
 from cdc.consumer.driver import Driver
 from cdc.consumer.event import Event, envelope
@@ -30,7 +30,6 @@ from cdc.consumer.handler import Function, Handler, Reader
 from cdc.consumer.inbox import DDL, Store
 from cdc.consumer.lane import Job, Result
 from cdc.consumer.loop import Limits, Loop, Rules
-from cdc.consumer.moving import Mover
 from cdc.consumer.names import Around, Names, business_key, choice, surrounded, too_short, validator
 from cdc.consumer.names import called as as_called
 from cdc.consumer.ports import Log, Observer
@@ -41,10 +40,7 @@ from cdc.consumer.shares import WEIGHTS, Shares
 from cdc.consumer.steps import Inbox, Policy
 from cdc.consumer.worker import Hand, Tools, Workers
 from cdc.errors import CdcError, ConfigurationError
-from cdc.kafka.properties import Properties, admin_properties, client_properties, consumer_properties
-from cdc.kafka.topics import Create, Topic, Topics
 from cdc.resilience.breaker import Breaker
-from cdc.resilience.call import nobody_waits
 
 if TYPE_CHECKING:
     import psycopg
@@ -55,8 +51,6 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 CONNECT_TIMEOUT_S: Final = 5
 GRACE_S: Final = 10.0
-METADATA_MS: Final = 2_000
-"""How often Kafka is asked for its topics, so that one that is made later is found soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ class Consumer:
         name: str,
         *,
         topics: Sequence[str] | Mapping[str, str],
-        kafka: Mapping[str, object],
+        kafka: Mapping[str, object] | None = None,
         instance: str | None = None,
         postgres: str | None = None,
         schemas: str | Path | Registry | None = None,
@@ -105,10 +99,10 @@ class Consumer:
         for topic, priority in self._topics.items():
             if priority not in self._weights:
                 raise ConfigurationError(f"topic {topic} has an unknown priority {priority!r}", f"use one of {', '.join(self._weights)}")
-        self._kafka = client_properties(kafka)
         if instance is not None and not NAME.fullmatch(instance):
             raise ConfigurationError(f"an instance of consumer {name} cannot be called {instance!r}", "use a name such as a-1")
         self._instance = instance
+        self._broker = chosen(Group(name, self.names, instance, create), {"kafka": kafka})
         self._postgres = postgres
         self._schemas = schemas
         self._inbox = Inbox.OFF if postgres is None else choice(Inbox, inbox, "inbox")
@@ -121,7 +115,6 @@ class Consumer:
             raise ConfigurationError(f"unparkable cannot be {unparkable!r}", 'use "stop" or "skip"')
         if self._policy is Policy.BLOCK and (postgres is None or retry_topics):
             raise ConfigurationError('after_parked="block" needs a database and retries in place', "leave retry_topics off")
-        self._create = create
         self._limits = Limits(workers, batch, in_flight, rate)
         self._processes = processes
         self._worker_limits = dict(worker_limits or {})
@@ -275,7 +268,7 @@ class Consumer:
         self._prepare()
         results: queue.SimpleQueue[tuple[Job, Result]] = queue.SimpleQueue()
         workers, desk = Workers(results), Workers(results)
-        clerk = Desk(self.name, self.names, self._store(), self._mover, returning=self._instance is not None)
+        clerk = Desk(self.name, self.names, self._store(), self._broker.mover, returning=self._instance is not None)
         janitor = Janitor(self._store(), [handler.marker for handler in self._handlers], self._retention)
         try:
             tools.open()
@@ -283,9 +276,7 @@ class Consumer:
             self._driver = Driver(
                 name=self.name,
                 loop=self.decisions(tools.reader),
-                properties=self._properties(),
-                topics=list(self._topics),
-                optional=self.names.own(self._retry if self._retry_topics else None),
+                member=self._broker.member(list(self._topics), self._own_topics()),
                 workers=workers,
                 desk=desk,
                 observer=self._observer,
@@ -344,39 +335,24 @@ class Consumer:
             return self._schemas
         return folder.load(Path(self._schemas))
 
-    def _properties(self) -> Properties:
-        return consumer_properties(
-            {"partition.assignment.strategy": "cooperative-sticky", "topic.metadata.refresh.interval.ms": METADATA_MS, **self._kafka},
-            self.name,
-        ) | {
-            "group.id": self.name,
-            "auto.offset.reset": "earliest",
-            **({} if self._instance is None else {"group.instance.id": self._instance}),
-        }
+    def _own_topics(self) -> list[str]:
+        """Return what is read beside the events' topics."""
+        return self.names.own(self._retry if self._retry_topics else None)
 
     def _store(self) -> Store | None:
         return None if self._postgres is None else Store(self.name, self._connect)
 
-    def _mover(self) -> Mover:
-        """Make what moves records. The group's generation fences, not the producer's id; an instance's own id ends sooner what was left."""
-        name = f"{self.name}-moves-{self._instance or uuid.uuid4().hex[:12]}"
-        return Mover(name=name, group=self.name, kafka=self._kafka, topic=self.names.dead_letter, create=self._create)
-
     def _prepare(self) -> None:
         """Make the topics that are ours, if we may, and warn of an inbox that forgets too early."""
-        topics = Topics(admin_properties(self._kafka, self.name))
         try:
-            if self._create is not None:
-                for name in (self.names.dead_letter, *self.names.own(self._retry if self._retry_topics else None)):
-                    topics.create(name, self._create, {}, nobody_waits)
-            if self._inbox is Inbox.EVENTS and self._retention is not None:
-                for name, found in topics.describe(list(self._topics), nobody_waits).items():
-                    if isinstance(found, Topic) and (warning := too_short(name, found.config, self._retention, self._replay)):
-                        self._observer.hitch(self.name, warning)
+            kept = self._broker.prepare(list(self._topics), [self.names.dead_letter, *self._own_topics()])
         except CdcError as error:
             self._observer.hitch(self.name, f"topics could not be looked at: {type(error).__name__}")
-        finally:
-            topics.close()
+            return
+        if self._inbox is Inbox.EVENTS and self._retention is not None:
+            for name, kept_ms in kept.items():
+                if warning := too_short(name, kept_ms, self._retention, self._replay):
+                    self._observer.hitch(self.name, warning)
 
     def _connect(self) -> psycopg.Connection[Any]:
         import psycopg  # noqa: PLC0415 - a consumer without a database needs none

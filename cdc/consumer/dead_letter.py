@@ -14,7 +14,7 @@ from cdc.consumer.lane import Failure, Kind
 from cdc.event import Record, record_size
 
 if TYPE_CHECKING:
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
 Headers = list[tuple[str, bytes | None]]
 

@@ -14,9 +14,8 @@ from typing import Final
 from cdc.consumer.dead_letter import dead_letter, later
 from cdc.consumer.inbox import PRUNE_ROWS, Store
 from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Note, Noted, Result, Share, Shared
-from cdc.consumer.moving import Mover
 from cdc.consumer.names import Names
-from cdc.consumer.ports import LOG
+from cdc.consumer.ports import LOG, Mover
 from cdc.errors import CdcError
 
 PRUNE_S: Final = 60.0
@@ -24,7 +23,7 @@ PRUNE_S: Final = 60.0
 
 
 class Desk:
-    """What is done for the loop beside handling; `mover` makes the publisher when the first record is to be moved."""
+    """What is done for the loop beside handling; `mover` makes what moves records when the first record is to be moved."""
 
     def __init__(self, consumer: str, names: Names, store: Store | None, mover: Callable[[], Mover], *, returning: bool) -> None:
         self._consumer = consumer
@@ -57,12 +56,11 @@ class Desk:
         if isinstance(job, Share):
             return self._share(job)
         try:
-            self._move(job)
+            return Moved(acknowledged=self._move(job))
         except CdcError as error:
             return Moved(f"{type(error).__name__}: {error.what}")
         except Exception as error:  # noqa: BLE001 - the database's, as a rule; the loop tries again
             return Moved(type(error).__name__)
-        return Moved()
 
     def close(self) -> None:
         """Let the clients go."""
@@ -94,7 +92,7 @@ class Desk:
         except Exception as error:  # noqa: BLE001 - an attempt that is forgotten is one more attempt
             LOG.info("%s: an attempt was not written down: %s", self._consumer, type(error).__name__)
 
-    def _move(self, job: Move) -> None:
+    def _move(self, job: Move) -> bool:
         record, lane = job.record, job.lane
         if self._mover is None:
             self._mover = self._new_mover()
@@ -108,7 +106,7 @@ class Desk:
         if self._store is not None:
             # Before the move: one that was written down and not moved only makes the next events of its key look twice.
             self._store.park(record)
-        self._mover.move(moved, {lane.place: record.offset + 1}, job.group)
+        return self._mover.move(moved, {lane.place: record.offset + 1}, job.ticket)
 
 
 class Janitor:

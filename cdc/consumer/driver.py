@@ -1,45 +1,36 @@
-"""The thin driver: one thread that polls Kafka, hands jobs to threads and results to the loop, and commits offsets.
+"""The thin driver: one thread that polls its broker, hands jobs to threads and results to the loop, and acknowledges what is settled.
 
-Strategy: while nothing is under way it waits in Kafka's poll, else for results, looking at Kafka in between: so it polls all the
-time, however long a handler takes, and is no member that seems dead. It never runs a handler and never waits for a database.
+Strategy: while nothing is under way it waits for records, else for results, looking at the broker in between: so it polls all the
+time, however long a handler takes, and is no member that seems dead. It never runs a handler and never waits for a database. It is
+the Listener of its Member (see `ports`).
 
 Rules.
-- Callbacks of a rebalance come inside of `consume`, in this thread: what they see of the loop is whole.
-- Before partitions are given back their jobs may end, for HANDOVER_S at most, and their offsets are committed; partitions that the
-  group took without asking are let go at once, with nothing committed.
-- One commit at a time, and none beside a move of the same partition (see `loop`).
+- What its Member tells comes inside of a call of it, in this thread: what is seen of the loop then is whole.
+- Before places are given back their jobs may end, for HANDOVER_S at most, and their offsets are committed; places that were taken
+  without asking are let go at once, with nothing committed.
+- One commit at a time, and none beside a move of the same place (see `loop`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
-
-from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from typing import Final
 
 from cdc.consumer.lane import Handle, Handled, Job, Load, Loaded, Move, Moved, Note, Place, Result, Share, Shared, Standing
 from cdc.consumer.loop import Loop
-from cdc.consumer.ports import Observer
+from cdc.consumer.ports import Member, Observer
 from cdc.consumer.worker import Workers
-from cdc.errors import KafkaRefused
-from cdc.kafka.client import Notes, fault_of, make, raised
-from cdc.kafka.faults import Code, Remedy, exception, remedy
-from cdc.kafka.properties import Properties
-from cdc.kafka.subscriber import Seen
+from cdc.errors import CdcError
 
 IDLE_S: Final = 0.1
-"""Longest wait in Kafka's poll."""
+"""Longest wait for records."""
 
 GLANCE_S: Final = 0.005
-"""How long results are waited for before Kafka is looked at again, while jobs are under way."""
-
-FETCH: Final = 1_000
-"""Records that one look takes."""
+"""How long results are waited for before the broker is looked at again, while jobs are under way."""
 
 COMMIT_S: Final = 0.5
 """How often offsets are committed. What is committed too late is read again after a crash and skipped by its markers."""
@@ -48,17 +39,11 @@ COMMIT_LOST_S: Final = 60.0
 """After so long a commit without an answer is forgotten, and another one made."""
 
 HANDOVER_S: Final = 5.0
-"""How long jobs of partitions that are to be given back may take; the whole group waits for it."""
-
-LEAVE_S: Final = 5.0
-"""How long leaving the group may take. A member that does not leave is missed after session.timeout.ms."""
+"""How long jobs of places that are to be given back may take; the whole group waits for it."""
 
 TURN_S: Final = 1.0
 HITCH_S: Final = 30.0
 """How often the same complaint is repeated."""
-
-EVICTED: Final = -147
-"""_MAX_POLL_EXCEEDED: we did not poll for max.poll.interval.ms."""
 
 
 class Driver:
@@ -69,9 +54,7 @@ class Driver:
         *,
         name: str,
         loop: Loop,
-        properties: Properties,
-        topics: Sequence[str],
-        optional: Sequence[str],
+        member: Member,
         workers: Workers,
         desk: Workers,
         observer: Observer,
@@ -79,19 +62,15 @@ class Driver:
     ) -> None:
         self._name = name
         self._loop = loop
-        self._topics = [*topics, *optional]
-        self._optional = frozenset(optional)
+        self._member = member
         self._workers = workers
         self._desk = desk
         self._observer = observer
         self._clock = clock
         self._results = workers.results
-        self._notes = Notes()
-        self._kafka = make(KafkaConsumer, {**properties, "on_commit": self._on_commit}, self._notes)
         self._commit_at = self._turn_at = 0.0
         self._commit_since = 0.0
         self._told: dict[str, float] = {}
-        self._moved = 0
         self.stopping = False
 
     def __repr__(self) -> str:
@@ -99,7 +78,7 @@ class Driver:
 
     def run(self, grace_s: float) -> None:
         """Consume until `stopping`, then let jobs end within `grace_s`, commit and leave the group."""
-        self._kafka.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        self._member.join(self)
         try:
             while not self.stopping:
                 self._turn()
@@ -107,7 +86,7 @@ class Driver:
             self._settle(None, grace_s)
             self._commit_at_end(grace_s)
         finally:
-            self._leave()
+            self._member.leave()
 
     def _turn(self) -> None:
         now = self._clock()
@@ -115,15 +94,15 @@ class Driver:
             self._start(job)
         if self._loop.busy():
             self._take_results(GLANCE_S)
-            self._fetch(0)
+            self._loop.received(self._member.fetch(0))
         else:
-            self._fetch(self._idle_s(now))
+            self._loop.received(self._member.fetch(self._idle_s(now)))
             self._take_results(0)
         pause, resume = self._loop.pauses()
         if pause:
-            self._kafka.pause([TopicPartition(*place) for place in pause])
+            self._member.pause(pause)
         if resume:
-            self._kafka.resume([TopicPartition(*place) for place in resume])
+            self._member.resume(resume)
         if now >= self._commit_at:
             self._commit(now)
         if now >= self._turn_at:
@@ -131,7 +110,7 @@ class Driver:
             self._observer.turned(self._name, self.state())
 
     def _idle_s(self, now: float) -> float:
-        """Return how long Kafka may be waited for: not beyond the time when a lane goes on."""
+        """Return how long records may be waited for: not beyond the time when a lane goes on."""
         due = self._loop.next_at()
         return IDLE_S if due is None else min(IDLE_S, max(0.0, due - now)) if due > now else GLANCE_S
 
@@ -139,8 +118,8 @@ class Driver:
         if isinstance(job, Handle):
             self._workers.submit(job)
         else:
-            # A move needs the group's state of now, while the partition is ours.
-            self._desk.submit(replace(job, group=self._kafka.consumer_group_metadata()) if isinstance(job, Move) else job)
+            # A move proves by the state of now that the place is ours.
+            self._desk.submit(replace(job, ticket=self._member.ticket(job.lane.place)) if isinstance(job, Move) else job)
 
     # Results
 
@@ -182,9 +161,9 @@ class Driver:
     def _unasked(self, job: Job, result: Result) -> None:
         """Say what the database did not answer."""
         if isinstance(job, Load) and isinstance(result, Loaded) and result.error:
-            self._hitch(f"the database cannot be asked about {job.lane.topic}[{job.lane.partition}]: {result.error}")
+            self.hitch(f"the database cannot be asked about {job.lane.topic}[{job.lane.partition}]: {result.error}")
         elif isinstance(job, Share) and isinstance(result, Shared) and result.error:
-            self._hitch(f"the database cannot be asked about breaker {job.breaker}: {result.error}")
+            self.hitch(f"the database cannot be asked about breaker {job.breaker}: {result.error}")
 
     def _settle(self, places: Sequence[Place] | None, patience_s: float) -> None:
         """Wait until jobs have ended."""
@@ -198,54 +177,8 @@ class Driver:
         for _ in range(2):  # another commit may be under way
             self._commit(self._clock())
             while self._loop.committing and self._clock() < deadline:
-                self._kafka.consume(1, GLANCE_S)
-
-    def _hand_over(self, places: Sequence[Place]) -> None:
-        """Commit what is settled of partitions that are given back; inside of a callback nothing but the call itself may wait."""
-        offsets = {place: offset for place, offset in self._loop.offsets().items() if place in places}
-        if not offsets:
-            return
-        try:
-            self._kafka.commit(offsets=_partitions(offsets), asynchronous=False)
-            self._loop.committed(offsets)
-        except KafkaException as error:
-            self._hitch(f"offsets were not committed: {fault_of(error.args[0]).name}")
-
-    # Kafka
-
-    def _fetch(self, wait_s: float) -> None:
-        try:
-            messages = self._kafka.consume(1, wait_s) if wait_s else []
-            messages += self._kafka.consume(FETCH, 0)
-        except KafkaException as failure:
-            raise raised(failure, "consuming", transactional=False) from None
-        records = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                records.append(_seen(message))
-            else:
-                self._told_by_kafka(message, error)
-        self._loop.received(records)
-        self._notes.check("consuming")
-
-    def _told_by_kafka(self, message: Message, error: KafkaError) -> None:
-        """Take what is no record; raises for what nothing heals."""
-        fault = fault_of(error)
-        if fault.fatal or fault.code == Code.FATAL:
-            raise KafkaRefused(f"Kafka, while consuming: {fault}", "give each process of a consumer an instance name of its own")
-        if fault.code == Code.PARTITION_EOF:
-            topic, partition, offset = message.topic(), message.partition(), message.offset()
-            assert topic is not None, "an EOF has a place"
-            assert partition is not None, "an EOF has a place"
-            assert offset is not None, "an EOF has a place"
-            self._loop.at_end((topic, partition), offset)
-        elif fault.code == EVICTED:
-            self._hitch("this member did not poll within max.poll.interval.ms and was evicted; it joins again")
-        elif remedy(fault, transactional=False) is Remedy.EXIT and message.topic() not in self._optional:
-            raise exception(fault, "consuming", transactional=False)
-        elif message.topic() not in self._optional:
-            self._hitch(f"Kafka: {fault.name}" + (f" for topic {message.topic()}" if message.topic() else ""))
+                with contextlib.suppress(CdcError):  # what is wrong now was no error of the run
+                    self._member.fetch(GLANCE_S)
 
     def _commit(self, now: float) -> None:
         self._commit_at = now + COMMIT_S
@@ -255,47 +188,43 @@ class Driver:
         self._loop.committing = bool(offsets)
         if offsets:
             self._commit_since = now
-            try:
-                self._kafka.commit(offsets=_partitions(offsets), asynchronous=True)
-            except KafkaException as error:
-                self._loop.committing = False
-                self._hitch(f"offsets were not committed: {fault_of(error.args[0]).name}")
+            self._member.commit(offsets)
 
-    def _on_commit(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
-        self._loop.committing = False
-        if error is not None:
-            self._hitch(f"offsets were not committed: {fault_of(error).name}")
-            return
-        good = [each for each in partitions if each.error is None]
-        if len(good) < len(partitions):
-            self._hitch(f"offsets of {len(partitions) - len(good)} partitions were not committed")
-        self._loop.committed({(each.topic, each.partition): each.offset for each in good})
+    # What the member tells
 
-    def _on_assign(self, _: KafkaConsumer, partitions: Sequence[TopicPartition]) -> None:
-        places = [(each.topic, each.partition) for each in partitions]
+    def assigned(self, places: Sequence[Place]) -> None:
+        """See Listener."""
         self._loop.assigned(places)
         self._observer.assigned(self._name, places)
 
-    def _on_revoke(self, _: KafkaConsumer, partitions: Sequence[TopicPartition]) -> None:
-        places = [(each.topic, each.partition) for each in partitions]
+    def revoked(self, places: Sequence[Place]) -> None:
+        """See Listener: let jobs end, and commit what is settled."""
         self._loop.releasing(places)
         self._settle(places, 0.0 if self.stopping else HANDOVER_S)
-        self._hand_over(places)
+        offsets = {place: offset for place, offset in self._loop.offsets().items() if place in places}
+        if offsets:
+            self._loop.committed(self._member.hand_over(offsets))
         self._loop.revoked(places)
         self._observer.revoked(self._name, places, lost=False)
 
-    def _on_lost(self, _: KafkaConsumer, partitions: Sequence[TopicPartition]) -> None:
-        places = [(each.topic, each.partition) for each in partitions]
+    def lost(self, places: Sequence[Place]) -> None:
+        """See Listener."""
         self._loop.revoked(places)
         self._observer.revoked(self._name, places, lost=True)
 
-    def _leave(self) -> None:
-        """Leave the group; a broker that is away must not keep the process."""
-        leaving = threading.Thread(target=self._kafka.close, name="cdc-consumer-leaving", daemon=True)
-        leaving.start()
-        leaving.join(LEAVE_S)
+    def at_end(self, place: Place, offset: int) -> None:
+        """See Listener."""
+        self._loop.at_end(place, offset)
 
-    def _hitch(self, what: str) -> None:
+    def committed(self, offsets: Mapping[Place, int], error: str = "") -> None:
+        """See Listener."""
+        self._loop.committing = False
+        if error:
+            self.hitch(f"offsets were not committed: {error}")
+        self._loop.committed(offsets)
+
+    def hitch(self, what: str) -> None:
+        """Tell the observer, the same thing now and then only."""
         now = self._clock()
         if now - self._told.get(what, -HITCH_S) >= HITCH_S:
             self._told[what] = now
@@ -317,30 +246,9 @@ class Driver:
         }
 
     def _lag(self, place: Place) -> int | None:
-        """Return how many offsets are not settled, as far as the last fetch tells; None before the first one."""
-        try:
-            _, end = self._kafka.get_watermark_offsets(TopicPartition(*place), cached=True)
-        except KafkaException:
-            return None
+        """Return how many records are not settled, as far as is known; None before the first one."""
         lane = self._loop.lanes[place]
-        if end < 0:
-            return None
-        if lane.end is not None and not lane.pending and lane.end >= end:
-            return 0
         here = lane.settled if lane.settled is not None or not lane.pending else lane.pending[0].offset
-        return None if here is None else max(0, end - here)
-
-
-def _seen(message: Message) -> Seen:
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None, "a record has a place"
-    assert partition is not None, "a record has a place"
-    assert offset is not None, "a record has a place"
-    headers: Any = message.headers() or []
-    key: Any = message.key()
-    value: Any = message.value()
-    return Seen(topic, partition, offset, key, value, headers, message.timestamp()[1])
-
-
-def _partitions(offsets: Mapping[Place, int]) -> list[TopicPartition]:
-    return [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        if lane.end is not None and not lane.pending:
+            here = max(lane.end, here or 0)
+        return self._member.lag(place, here)

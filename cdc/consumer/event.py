@@ -17,7 +17,7 @@ from cdc.outbox.context import event_context
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
     Value = TypeVar("Value", default=Any)
 else:

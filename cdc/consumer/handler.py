@@ -20,7 +20,7 @@ from cdc.outbox.envelope import CONTENT_TYPE as ENVELOPE
 
 if TYPE_CHECKING:
     from cdc.avro.registry import Registry
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
 ANY: Final = "*"
 """The type of a handler that takes every event."""

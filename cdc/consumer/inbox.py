@@ -21,7 +21,7 @@ from cdc.consumer.shared import Act, Row
 if TYPE_CHECKING:
     import psycopg
 
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
 DDL: Final = """\
 CREATE TABLE IF NOT EXISTS processed_events (

@@ -18,10 +18,10 @@ from cdc.consumer.retry import NEVER, Retry
 from cdc.consumer.shared import Act, Row
 
 if TYPE_CHECKING:
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
 Place = tuple[str, int]
-"""A topic's name and a partition's number."""
+"""A topic's name and a partition's number, or what another broker has in its place."""
 
 
 class Standing(StrEnum):
@@ -84,7 +84,7 @@ class Load:
 class Move:
     """Write a record to another topic and commit its offset with it: a dead letter, or for a later attempt (`delay_s`).
 
-    `group` is the group's metadata, which the driver adds when it starts it.
+    `ticket` proves that the place is ours; the driver adds it when it starts it.
     """
 
     lane: Lane
@@ -92,7 +92,7 @@ class Move:
     failure: Failure
     attempts: int
     delay_s: float | None
-    group: object = None
+    ticket: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,10 @@ class Loaded(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Of a Move: empty, or why it failed."""
+    """Of a Move: why it failed, if it did, and whether the record is acknowledged with it; else the next commit does that."""
 
     error: str = ""
+    acknowledged: bool = True
 
 
 class Noted(NamedTuple):

@@ -44,7 +44,7 @@ from cdc.resilience.backoff import Backoff
 from cdc.resilience.breaker import Breaker, State
 
 if TYPE_CHECKING:
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
 MOVES_MAX: Final = 5
 """How often moving a record to another topic is tried before its partition stops: half a minute with the delays below."""
@@ -98,7 +98,7 @@ class Loop:
         stopped = sum(lane.standing is Standing.STOPPED for lane in self.lanes.values())
         return f"<Loop {len(self.lanes)} partitions, {stopped} stopped, {self.running} of {self.limits.workers} workers busy>"
 
-    # What Kafka tells
+    # What the broker tells
 
     def assigned(self, places: Iterable[Place]) -> None:
         """Partitions are ours from now on."""
@@ -160,7 +160,7 @@ class Loop:
         return found
 
     def committed(self, offsets: Mapping[Place, int]) -> None:
-        """Kafka has committed these."""
+        """These are acknowledged."""
         for place, offset in offsets.items():
             lane = self.lanes.get(place)
             if lane is not None:
@@ -342,7 +342,9 @@ class Loop:
             if lane.move.record.key is not None:
                 lane.known = lane.known._replace(keys=lane.known.keys | {key_id(lane.move.record.key)})
             self._settle(lane)
-            lane.committed, lane.move, lane.hitches, lane.standing, lane.why = lane.settled, None, 0, Standing.READY, ""
+            if result.acknowledged:
+                lane.committed = lane.settled
+            lane.move, lane.hitches, lane.standing, lane.why = None, 0, Standing.READY, ""
             return
         lane.hitches += 1
         lane.why = result.error

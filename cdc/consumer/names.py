@@ -21,9 +21,6 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 _FIELD: Final = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
-DEFAULT_RETENTION_MS: Final = 604_800_000
-"""Kafka's own retention.ms, for a topic that does not tell: a week."""
-
 
 class Names:
     """The topics that belong to one consumer."""
@@ -119,9 +116,8 @@ def validator(model: type) -> Callable[[Any], Any]:
     return found
 
 
-def too_short(topic: str, config: Mapping[str, str], retention: timedelta, replay: timedelta) -> str | None:
-    """Return a warning when an inbox forgets events that its topic still holds."""
-    kept_ms = int(config.get("retention.ms", DEFAULT_RETENTION_MS))
+def too_short(topic: str, kept_ms: int, retention: timedelta, replay: timedelta) -> str | None:
+    """Return a warning when an inbox forgets events that its topic still holds; -1 ms are for ever."""
     needed = timedelta(milliseconds=kept_ms) + replay if kept_ms >= 0 else None
     if needed is not None and retention >= needed:
         return None
@@ -129,7 +125,7 @@ def too_short(topic: str, config: Mapping[str, str], retention: timedelta, repla
     more = f" and {replay} of replay are promised" if replay else ""
     return (
         f"the inbox keeps markers for {retention}, but topic {topic} holds events {held}{more}: a replay of older ones would be applied"
-        " again. Fix: raise the consumer's retention, or lower the topic's retention.ms"
+        " again. Fix: raise the consumer's retention, or let the topic keep them for less"
     )
 
 

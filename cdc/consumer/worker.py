@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from cdc.avro.registry import Registry
-    from cdc.kafka.subscriber import Seen
+    from cdc.event import Seen
 
 MESSAGE_LIMIT: Final = 1_000
 

@@ -19,9 +19,10 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from cdc.consumer import driver, moving, worker
+from cdc.consumer import driver, worker
 from cdc.consumer import steps as steps_
 from cdc.consumer.steps import Call
+from cdc.kafka import moving
 
 if TYPE_CHECKING:
     from cdc.consumer import Consumer
@@ -117,7 +118,7 @@ def _arm(window: Window, hit: Callable[[], None]) -> None:
         case Window.PARKED:
             _wrap(moving.Mover, "move", after=hit)
         case Window.OFFSET_SENT:
-            _wrap(driver.Driver, "_on_commit", before=hit)
+            _wrap(driver.Driver, "committed", before=hit)
 
 
 def _nothing() -> None:

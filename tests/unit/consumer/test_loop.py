@@ -128,7 +128,8 @@ def test_the_database_being_away_is_not_counted() -> None:
         assert made.jobs(now, 0) == []
 
 
-def test_parking_takes_the_offset_along_and_no_commit_runs_beside_it() -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_parking_takes_the_offset_along_and_no_commit_runs_beside_it(together: bool) -> None:
     made = ready(loop())
     made.finished(handle(made), Handled(1), 0)
     made.committing = True
@@ -139,8 +140,8 @@ def test_parking_takes_the_offset_along_and_no_commit_runs_beside_it() -> None:
     assert isinstance(move, Move)
     assert (move.record.offset, move.delay_s) == (1, None)
     assert made.offsets() == {}, "an older offset behind the move would bring the record back"
-    made.finished(move, Moved(), 0)
-    assert made.offsets() == {}, "the move has committed it"
+    made.finished(move, Moved(acknowledged=together), 0)
+    assert made.offsets() == ({} if together else {OURS: 2}), "the move has committed it, or the next commit does"
     assert made.lanes[OURS].settled == 2
     assert offsets(handle(made)) == [2]
 

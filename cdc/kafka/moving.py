@@ -1,4 +1,4 @@
-"""Records that leave their partition: written to another topic and settled with their offset in one Kafka transaction.
+"""Records that leave their partition: written to another topic and settled with their offset in one Kafka transaction. A consumer's Mover.
 
 Strategy: the group's offsets are part of the Kafka transaction (send_offsets_to_transaction), and its generation guards them.
 Either the letter is there and the record is done with, or neither; a member that has lost the partition can do neither.
@@ -72,13 +72,13 @@ class Mover:
         self._publisher.require([topic], nobody_waits)
         return self._publisher.route(topic, nobody_waits).max_message_bytes
 
-    def move(self, record: Record, settled: Mapping[Place, int], group: object) -> None:
+    def move(self, record: Record, settled: Mapping[Place, int], ticket: object) -> bool:
         """Write a record and commit the offsets, both or neither; raises CdcError, and may then be called again with the same."""
         for tried in range(1, TRIES + 1):
             try:
                 self.fence()
                 if self._done(settled):
-                    return
+                    return True
                 self._look(record)
                 break
             except Retriable:
@@ -88,12 +88,13 @@ class Mover:
         self._undecided |= settled.keys()
         try:
             self._publisher.produce([record], nobody_waits)
-            self._publisher.send_offsets([TopicPartition(*place, offset) for place, offset in settled.items()], group)
+            self._publisher.send_offsets([TopicPartition(*place, offset) for place, offset in settled.items()], ticket)
             self._publisher.commit(None, nobody_waits)
         except CdcError:
             self._drop()
             raise
         self._undecided -= settled.keys()
+        return True
 
     def fence(self) -> None:
         """End what an older producer of this name left open; needed once, and `move` sees to it."""

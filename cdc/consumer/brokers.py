@@ -1,0 +1,45 @@
+"""Which broker a consumer reads from: the one file of this room that knows theirs. An extra is loaded when it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.consumer.names import Names
+from cdc.consumer.ports import Broker
+from cdc.errors import ConfigurationError
+from cdc.kafka.consuming import KafkaBroker
+from cdc.kafka.topics import Create
+
+__all__ = ["Create", "Group", "chosen"]
+
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a broker is told of its consumer."""
+
+    name: str
+    names: Names
+    instance: str | None
+    create: Create | None
+
+
+def chosen(group: Group, tables: Mapping[str, Options | None]) -> Broker:
+    """Return the broker whose table of options is given; raises ConfigurationError unless it is exactly one."""
+    given = {sink: options for sink, options in tables.items() if options is not None}
+    if len(given) != 1:
+        what = f"consumer {group.name} names {' and '.join(given) or 'no broker'}"
+        raise ConfigurationError(what, f"give it one of {', '.join(f'{sink}=' for sink in BROKERS)}")
+    [(sink, options)] = given.items()
+    return BROKERS[sink](group, options)
+
+
+def _kafka(group: Group, options: Options) -> Broker:
+    return KafkaBroker(group=group.name, kafka=options, instance=group.instance, dead_letter=group.names.dead_letter, create=group.create)
+
+
+BROKERS: Final[Mapping[str, Callable[[Group, Options], Broker]]] = {"kafka": _kafka}
+"""By the name of the pipeline's table, which is the consumer's argument."""
