@@ -258,6 +258,21 @@ def _old_transactions(_: Case, catalog: LiveCatalog) -> Told:
         yield ok(f"no transaction that writes is older than {OLD_TRANSACTION_S} s{more}")
 
 
+def no_partitions(sink: str, case: Case) -> Told:
+    """Ask whether rows may choose a partition, which a sink does not have."""
+    catalog = LiveCatalog(case.dsn, case.application_name)
+    try:
+        columns = catalog.columns(case.table.schema, case.table.name) or ()
+    finally:
+        catalog.close()
+    name = case.mapping.column("partition")
+    if any(column.name == name for column in columns):
+        what = f"column {name!r} of {case.table} has no meaning with {sink}: a row's key and topic say where it goes"
+        yield warning(what, "write NULL, or drop the column")
+    else:
+        yield ok("no row asks for a partition")
+
+
 def _bookmarks(case: Case, catalog: LiveCatalog) -> Told:
     listed = bookmarks(catalog, case.slot)
     for each in listed:

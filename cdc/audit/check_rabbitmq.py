@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from cdc.audit.check_postgres import no_partitions
 from cdc.audit.finding import Case, Doctor, Patience, Told, failed, nothing, ok
 from cdc.outbox.mapping import placeholders
 from cdc.rabbitmq.publisher import RabbitPublisher
@@ -12,6 +13,7 @@ from cdc.rabbitmq.publisher import RabbitPublisher
 def doctor(publisher: RabbitPublisher) -> Doctor:
     """Return what is asked of RabbitMQ."""
     questions = {check: partial(ask, publisher=publisher) for check, ask in QUESTIONS.items()}
+    questions["partition column"] = partial(no_partitions, "RabbitMQ")
     return Doctor("rabbitmq", publisher, partial(_reached, publisher), questions, lambda: False)
 
 

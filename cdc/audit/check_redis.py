@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from cdc.audit.check_postgres import no_partitions
 from cdc.audit.finding import Case, Doctor, Patience, Told, failed, nothing, ok, warning
 from cdc.redis.positions import facts, flaws
 from cdc.redis.publisher import RedisPublisher
@@ -16,6 +17,7 @@ def doctor(publisher: RedisPublisher) -> Doctor:
         "position": partial(_position, publisher),
         "durability": partial(_durability, publisher),
         "topics": partial(_topics, publisher),
+        "partition column": partial(no_partitions, "Redis"),
     }
     return Doctor("redis", publisher, partial(_reached, publisher), questions, lambda: False)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from cdc.errors import InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record, Route, name_of
 from cdc.position import Position
-from cdc.rabbitmq.link import Link, Message, Waiting, new_link
+from cdc.rabbitmq.link import LOG, Link, Message, Waiting, new_link
 from cdc.rabbitmq.message import SHORT_BYTES, properties_of
 from cdc.rabbitmq.positions import Lease
 from cdc.rabbitmq.topology import Topology
@@ -83,6 +83,7 @@ class RabbitPublisher:
         self._blaming = False
         self._max_message_bytes = MAX_MESSAGE_BYTES
         self._unroutable: dict[str, float] = {}
+        self._partition_seen = False
 
     def __repr__(self) -> str:
         return f"<RabbitPublisher {self._name} {self._link!r}>"
@@ -226,5 +227,8 @@ class RabbitPublisher:
         raise Retriable(msg, "bind a queue, or an alternate exchange; rows for it become dead letters")
 
     def _message(self, record: Record) -> Message:
+        if record.partition >= 0 and not self._partition_seen:
+            self._partition_seen = True
+            LOG.warning("a row chooses a partition, which RabbitMQ does not have: the column is ignored")
         exchange = "" if record.topic in self._queues else self._exchange
         return Message(exchange, record.topic, record.value or b"", properties_of(record))

@@ -54,6 +54,12 @@ DERIVED: Mapping[Path, str] = {
 """Defaults that follow from the pipeline's name."""
 
 SINKS = ("kafka", "redis", "rabbitmq")
+
+SINKS_ELSE = {
+    "redis": ("Redis", "redis.streams says how many streams a topic has"),
+    "rabbitmq": ("RabbitMQ", "`cdc init` makes the exchange, and consumers their queues"),
+}
+"""What other sinks are called, and what they have in place of topics.create."""
 """Tables of which a pipeline has one: where it publishes. Without any it is Kafka, on this machine."""
 
 KAFKA_DEFAULTS: Mapping[str, str] = {"bootstrap.servers": "127.0.0.1:9092"}
@@ -348,6 +354,19 @@ class Settings(Frozen):
         if self.outbox.payload == "avro" and self.topics.value != "avro":
             what = "cannot make JSON of payloads that are already encoded"
             raise Wrong(what, 'set topics.value = "avro", or outbox.payload = "json"')
+        return self
+
+    @model_validator(mode="after")
+    def _sink_has_it(self) -> Self:
+        """Refuse what only Kafka has: topics that are made in a number of partitions, and a row that chooses its own."""
+        if self.sink == "kafka":
+            return self
+        name, instead = SINKS_ELSE[self.sink]
+        if self.topics.create is not None:
+            raise Wrong(f"topics.create has no meaning with {name}", f"leave it out; {instead}")
+        if self.outbox.columns.partition is not None:
+            what = f"outbox.columns.partition has no meaning with {name}, which has no partitions that a row could choose"
+            raise Wrong(what, "leave it out; a row's key and topic say where it goes")
         return self
 
     @model_validator(mode="after")

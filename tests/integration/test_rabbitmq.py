@@ -85,6 +85,9 @@ def test_a_second_instance_stands_by_and_the_doctor_is_content(rabbit: RabbitPip
     rabbit.init()
     checked = rabbit.here("check", "--json")
     assert checked.code == 0, checked.out
+    assert "no row asks for a partition" in checked.out
+    rabbit.execute("ALTER TABLE outbox ADD COLUMN partition int")
+    assert "column 'partition' of" in rabbit.here("check").out
     rabbit.init()  # again, and nothing changes
     first = rabbit.started()
     rabbit.insert(1, 10)

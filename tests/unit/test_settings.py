@@ -494,6 +494,15 @@ def test_a_table_chooses_the_sink_and_there_is_one() -> None:
         load(None, [*base, "redis.streams=2", "kafka.client.rack=a"], {})
 
 
+@pytest.mark.parametrize("sink", ["redis", "rabbitmq"])
+@pytest.mark.parametrize("only_kafka", ["topics.create={ partitions = 3 }", "outbox.columns={ partition = 'shard' }"])
+def test_what_only_kafka_has_is_refused_for_another_sink(sink: str, only_kafka: str) -> None:
+    base = ["name=shop", "postgres.dsn=dbname=shop", only_kafka]
+    load(None, base, {})
+    with pytest.raises(ConfigurationError, match=rf"{only_kafka.partition('=')[0]}.* no meaning with R.*leave it out"):
+        load(None, [*base, f"{sink}={{}}"], {})
+
+
 def test_a_password_in_the_url_of_a_sink_is_masked() -> None:
     settings = load(None, ["name=shop", "postgres.dsn=dbname=shop", "redis.url=redis://cdc:hidden@host:6379/0"], {})
     assert "hidden" not in repr(settings)
