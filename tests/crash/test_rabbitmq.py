@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from cdc.audit.judge import Watch, limit_of
-from tests.crash.rounds import clean, live
+from tests.crash.rounds import clean, live, zombie
 from tests.crash.storm import Storm, judged
 from tests.pipeline import sizes
 from tests.rabbit import RabbitPipeline
@@ -79,21 +78,4 @@ def test_a_broker_that_hangs_and_one_without_memory_at_the_start_are_waited_for(
 
 @pytest.mark.soak
 def test_a_frozen_process_that_wakes_up_beside_its_successor_takes_nothing_out_of_order(rabbit: RabbitPipeline) -> None:
-    rabbit.init()
-    port = rabbit.another_port()
-    with Storm(rabbit.dsn, random.randrange(1 << 31)) as storm:
-        old = rabbit.started()
-        wait_for(lambda: storm.transactions > 50, what="load")
-        old.send_signal(signal.SIGSTOP)
-        successor = rabbit.start(port=port)
-        wait_for(lambda: rabbit.ready(port), 90, "the successor has the slot and the lease")
-        old.send_signal(signal.SIGCONT)
-        before = storm.transactions
-        wait_for(lambda: storm.transactions > before + 100, what="load beside the old process")
-        assert old.poll() is None, rabbit.log_of(old)[-3000:]
-        rabbit.kill(successor)
-        wait_for(rabbit.ready, 60, "the old process, a standby by now, takes over")
-    rabbit.wait_confirmed(deadline_s=DRAIN_S)
-    rabbit.terminate(old)
-    verdict = judged(rabbit, storm.ledger)
-    assert clean(verdict), verdict
+    zombie(rabbit)
