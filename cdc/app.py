@@ -155,6 +155,8 @@ def subscriber(settings: Settings) -> Reader:
     """Return a reader of committed records."""
     if settings.redis is not None:
         return redis_reader(settings, settings.redis)
+    if settings.rabbitmq is not None:
+        return rabbit_reader(settings, settings.rabbitmq)
     return kafka_subscriber(settings)
 
 
@@ -178,6 +180,13 @@ def _only_kafka(settings: Settings) -> None:
     if settings.sink != "kafka":
         msg = f"this command works with Kafka only, and the pipeline publishes to {settings.sink}"
         raise ConfigurationError(msg, "docs/which-broker.md says which commands each sink has, and what to do without")
+
+
+def require_events(settings: Settings) -> None:
+    """Refuse what has to read the events where nothing keeps them."""
+    if settings.rabbitmq is not None and settings.rabbitmq.audit is None:
+        msg = "the events cannot be read: to read a queue of RabbitMQ is to take from it"
+        raise ConfigurationError(msg, "set rabbitmq.audit, and let `cdc init` make a stream that gets a copy of each event")
 
 
 def kafka_publisher(settings: Settings) -> KafkaPublisher:
@@ -240,8 +249,19 @@ def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPubl
         exchange_type=rabbitmq.exchange_type,
         position_queue=settings.topics.position,
         dead_letter_queue=settings.topics.dead_letter,
+        audit=rabbitmq.audit,
         confirm_timeout_s=rabbitmq.confirm_timeout.total_seconds(),
     )
+
+
+def rabbit_reader(settings: Settings, rabbitmq: RabbitSettings) -> Reader:
+    """Return a reader of RabbitMQ's streams."""
+    try:
+        from cdc.rabbitmq.reader import RabbitReader  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise _without("rabbitmq", "pika") from None
+    url, letters = rabbitmq.url.get_secret_value(), settings.topics.dead_letter
+    return RabbitReader(url=url, name=settings.name, dead_letter=letters, audit=rabbitmq.audit)
 
 
 def command_publisher(settings: Settings, command: str) -> KafkaPublisher:

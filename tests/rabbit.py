@@ -20,6 +20,7 @@ from cdc.errors import Retriable
 from cdc.position import Lsn, Position
 from cdc.rabbitmq.link import new_link
 from cdc.rabbitmq.positions import Lease
+from cdc.rabbitmq.reader import RabbitReader
 from tests.packages import REQUIRED, of
 from tests.pipeline import Event, Pipeline
 from tests.waiting import wait_for
@@ -74,10 +75,21 @@ class RabbitPipeline(Pipeline):
         """The first delivery of each event or dead letter, in order."""
         first: dict[tuple[str, bytes], Event] = {}
         for topic in topics or (self.topic,):
-            for event in self.deliveries(self.queue if topic == self.topic else topic):
+            for event in self.letters() if topic == self.dead_letter_topic else self.deliveries(self.queue):
                 place = event.headers.get("ce_sequence") or event.headers["cdc.sequence"]
                 first.setdefault((topic, place), event)
         return list(first.values())
+
+    def letters(self) -> list[Event]:
+        """The first delivery of each dead letter; they stay where they are."""
+        reader = RabbitReader(url=self.broker.url, name="tests", dead_letter=self.dead_letter_topic, audit=None)
+        try:
+            return [
+                Event(seen.topic, 0, seen.offset, seen.key, seen.value, {name: value or b"" for name, value in seen.headers}, 0)
+                for seen in reader.read([self.dead_letter_topic])
+            ]
+        finally:
+            reader.close()
 
     def wait_numbers(self, expected: Sequence[int], deadline_s: float = 60.0) -> None:
         """Wait until all of these have come, then see that their first deliveries are all, and in this order."""

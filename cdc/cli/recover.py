@@ -46,6 +46,7 @@ def recover(
 ) -> None:
     """Make a new slot and publish the rows that Kafka lacks, or go back to where the log forked; nothing is changed on refusal."""
     settings = settings_from(config, sets)
+    app.require_events(settings)
     since_us = None if since is None else milliseconds(since) * 1000
     publisher, subscriber, catalog = app.publisher(settings), app.subscriber(settings), app.catalog(settings)
     ends = Ends(

@@ -35,6 +35,8 @@ def tail(
 ) -> None:
     """Show decoded events as they are committed; personal fields are masked."""
     settings = settings_from(config, sets)
+    if topics is None:
+        app.require_events(settings)
     registry = app.schemas(settings).registry
     subscriber, mapping = app.subscriber(settings), app.mapping(settings)
     try:

@@ -50,6 +50,7 @@ def audit(settings: Settings, since_ms: int | None, timeout_s: float, step: Prog
     if settings.shard is not None and settings.topics.headers == "debezium":
         msg = 'records with topics.headers = "debezium" do not tell which shard they are of, so a shard cannot be judged by itself'
         raise ConfigurationError(msg, "compare ids, or use CloudEvents headers")
+    app.require_events(settings)
     publisher, subscriber, catalog = app.publisher(settings), app.subscriber(settings), app.catalog(settings)
 
     def running() -> bool:

@@ -32,6 +32,8 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)  # what matters in it is ra
 
 Waiting = Callable[[], None]
 Item = TypeVar("Item")
+Deliver = Callable[[Any, Any, bytes], object]
+"""Takes a delivery: method, properties and body, as pika has them."""
 
 PAUSE_S = 0.003
 """Longest time without a call of `waiting`; an answer that comes ends the pause at once."""
@@ -58,6 +60,25 @@ class Delivery(NamedTuple):
     tag: int
     message_id: str
     body: bytes
+
+
+class Subscription:
+    """A consumer on a channel of its own; `ready` when the broker has taken it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.channel: Any = None
+        self.ready = self.ended = False
+
+    def ack(self, tag: int) -> None:
+        """Acknowledge all deliveries up to this one."""
+        self._link.do(lambda: self.channel.basic_ack(tag, multiple=True))
+
+    def end(self) -> None:
+        """Consume no more; in the link's thread."""
+        self.ended = True
+        if self.channel is not None and self.channel.is_open:
+            self.channel.close()
 
 
 class Link:
@@ -124,6 +145,28 @@ class Link:
         self.on_delivery = on_delivery
         self.do(lambda: self._channel.basic_consume(queue, self._delivered))
 
+    def subscribe(self, queue: str, prefetch: int, deliver: Deliver, arguments: dict[str, object] | None = None) -> Subscription:
+        """Consume a queue on a channel of its own; `deliver` is called in the link's thread. What ends the channel ends the link."""
+        made = Subscription(self)
+
+        def opened(channel: Any) -> None:  # noqa: ANN401 - pika has no types
+            made.channel = channel
+            channel.add_on_close_callback(lambda _, reason: None if made.ended else self._fail(reason))
+            channel.add_on_cancel_callback(lambda _: self._fail(Retriable(f"RabbitMQ took our consumer away: queue {queue!r} is gone")))
+            channel.basic_qos(prefetch_count=prefetch, callback=lambda _: consume(channel))
+
+        def consume(channel: Any) -> None:  # noqa: ANN401 - pika has no types
+            channel.basic_consume(
+                queue, lambda _, method, properties, body: deliver(method, properties, body), arguments=arguments, callback=consuming
+            )
+
+        def consuming(_: object) -> None:
+            made.ready = True
+            self._changed.set()
+
+        self.do(lambda: self._connection and self._connection.channel(on_open_callback=opened))
+        return made
+
     def ack(self, tag: int) -> None:
         """Acknowledge one delivery; in the link's thread."""
         self._channel.basic_ack(tag)
@@ -150,6 +193,15 @@ class Link:
             raise raised(answers[0], doing)
         return answers[0]
 
+    def wake(self) -> None:
+        """End a pause of the owner; in the link's thread."""
+        self._changed.set()
+
+    def pause(self, most_s: float) -> None:
+        """Wait until something has come, for so long at most."""
+        self._changed.wait(most_s)
+        self._changed.clear()
+
     def wait(self, done: Callable[[], bool], waiting: Waiting, doing: str, patience_s: float | None = None) -> None:
         """Return when `done` holds; raises what the broker said, or Retriable when nothing moves for `patience_s`."""
         patience_s = self._patience_s if patience_s is None else patience_s
@@ -157,8 +209,7 @@ class Link:
         while not done():
             if self._failure is not None:
                 raise self._error(doing)
-            self._changed.wait(PAUSE_S)
-            self._changed.clear()
+            self.pause(PAUSE_S)
             waiting()
             if self.blocked or self._settled != seen:
                 seen, since = self._settled, self._clock()

@@ -1,17 +1,21 @@
-"""The AMQP message that a record becomes; values in, values out.
+"""The AMQP message that a record becomes, and the record that a message was; values in, values out.
 
 What AMQP has a property for is that property: content-type, message-id, type, timestamp (whole seconds), correlation-id. The
 CloudEvents headers stay beside them under their own names, so that a consumer finds the same ones as on Kafka, and the
 record's key is the header `ce_partitionkey` (CloudEvents, "Partitioning" extension), which a consistent-hash exchange can take.
+Milliseconds are in the header `timestamp_in_ms`, where RabbitMQ's own message-timestamp plugin has them.
+
+On the way back an empty body is no value: AMQP has none that is absent.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pika import BasicProperties, DeliveryMode
 
-from cdc.event import Record
+from cdc.event import Record, Seen
 
 SHORT_BYTES = 255
 """Longest routing key and property: AMQP's short string."""
@@ -19,8 +23,11 @@ SHORT_BYTES = 255
 HEADERS_BYTES = 100_000
 """Properties have to fit into one frame, of 128 kB by default; a dead letter goes without the row's other columns when they do not."""
 
-KEY = "ce_partitionkey"
-"""The header that holds the record's key."""
+KEY, TIMESTAMP = "ce_partitionkey", "timestamp_in_ms"
+"""The headers that hold the record's key and time."""
+
+BROKERS_OWN = re.compile(r"x-(?:stream-offset|death|first-death-.*|last-death-.*|delivery-count|acquired-count)")
+"""Headers that RabbitMQ puts there."""
 
 
 def properties_of(record: Record) -> BasicProperties:
@@ -29,6 +36,8 @@ def properties_of(record: Record) -> BasicProperties:
     content_type = headers.pop("content-type", None)
     if record.key is not None:
         headers[KEY] = _text(record.key)
+    if record.timestamp_ms:
+        headers[TIMESTAMP] = record.timestamp_ms
     if "cdc.row" in headers and sum(len(value or b"") for _, value in record.headers) > HEADERS_BYTES:
         del headers["cdc.row"]
     return BasicProperties(
@@ -40,6 +49,22 @@ def properties_of(record: Record) -> BasicProperties:
         timestamp=record.timestamp_ms // 1000 if record.timestamp_ms else None,
         type=_short(headers.get("ce_type") or headers.get("cdc.type")),
     )
+
+
+def seen_of(topic: str, offset: int, properties: BasicProperties, body: bytes) -> Seen:
+    """Return the record that a message was."""
+    headers = dict(properties.headers or {})
+    key, timestamp_ms = headers.pop(KEY, None), headers.pop(TIMESTAMP, None)
+    listed = [(name, _bytes(value)) for name, value in headers.items() if BROKERS_OWN.fullmatch(name) is None]
+    if properties.content_type is not None:
+        listed.append(("content-type", properties.content_type.encode()))
+    if not isinstance(timestamp_ms, int):
+        timestamp_ms = (properties.timestamp or 0) * 1000
+    return Seen(topic, 0, offset, _bytes(key), body or None, listed, int(timestamp_ms))
+
+
+def _bytes(value: object) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else str(value).encode()
 
 
 def _text(value: bytes | None) -> str | bytes | None:

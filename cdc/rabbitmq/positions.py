@@ -85,7 +85,7 @@ class Lease:
         self._wait(lambda: self._seen == self._marker, waiting, patience_s)
         if self._seen != self._marker:
             msg = f"another instance, or one that the broker has not given up yet, holds the position's queue {self._queue!r}"
-            raise Retriable(msg)
+            raise Retriable(msg, "it shows the position to one at a time: commands that need it wait until the pipeline is stopped")
 
     def _wait(self, done: Callable[[], bool], waiting: Waiting, patience_s: float) -> None:
         """Return when `done` holds, or the patience is over."""

@@ -67,6 +67,7 @@ class RabbitPublisher:
         position_queue: str,
         dead_letter_queue: str,
         confirm_timeout_s: float,
+        audit: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -74,7 +75,12 @@ class RabbitPublisher:
         self._exchange = exchange
         self._queues = frozenset((position_queue, dead_letter_queue))
         self.positions = Topology(
-            self._opened, position=position_queue, dead_letter=dead_letter_queue, exchange=exchange, exchange_type=exchange_type
+            self._opened,
+            position=position_queue,
+            dead_letter=dead_letter_queue,
+            exchange=exchange,
+            exchange_type=exchange_type,
+            audit=audit,
         )
         self._confirm_timeout_s = confirm_timeout_s
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What a pipeline has in RabbitMQ: the exchange of its events, the dead letters' queue, the position's queue.
+"""What a pipeline has in RabbitMQ: the exchange of its events, the position's queue, the streams of dead letters and audit.
 
 Only `cdc init` makes them. The pipeline asks for them passively, which makes nothing: a position's queue that is lost must not
 come back empty without a word.
@@ -16,18 +16,34 @@ from cdc.rabbitmq.positions import arguments
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 """On several nodes a copy on most of them; on one it is as durable as the node."""
 
+STREAM: dict[str, object] = {"x-queue-type": "stream"}
+"""The same, and reading takes nothing away."""
+
+ALL = "#"
+"""The binding of a topic exchange that takes every message; a fanout takes no notice of it."""
+
 Question = Callable[[Any, Callable[[Any], None]], object]
 
 
 class Topology:
     """The names, and how they are asked for and made; implements Positions."""
 
-    def __init__(self, connect: Callable[[Waiting], Link], *, position: str, dead_letter: str, exchange: str, exchange_type: str) -> None:
+    def __init__(  # noqa: PLR0913 - plain names, by keyword
+        self,
+        connect: Callable[[Waiting], Link],
+        *,
+        position: str,
+        dead_letter: str,
+        exchange: str,
+        exchange_type: str,
+        audit: str | None = None,
+    ) -> None:
         self._connect = connect
         self.topic = position
         self.dead_letter = dead_letter
         self.exchange = exchange
         self.exchange_type = exchange_type
+        self.audit = audit
 
     def __repr__(self) -> str:
         return f"<Topology {self.topic} {self.exchange} ({self.exchange_type})>"
@@ -64,11 +80,15 @@ class Topology:
     def _questions(self, link: Link, *, passive: bool, position: bool = True, events: bool = True) -> list[tuple[str, Question]]:
         found: list[tuple[str, Question]] = []
         if position:
-            found.append((f"the position's queue {self.topic!r}", _queue(self.topic, arguments(link.version), passive=passive)))
+            found.append((f"the position's queue {self.topic!r}", queue_question(self.topic, arguments(link.version), passive=passive)))
         if events:
-            found.append((f"the dead letters' queue {self.dead_letter!r}", _queue(self.dead_letter, QUORUM, passive=passive)))
+            found.append((f"the dead letters' queue {self.dead_letter!r}", queue_question(self.dead_letter, STREAM, passive=passive)))
             if self.exchange:
                 found.append((f"exchange {self.exchange!r}", self._exchange(passive=passive)))
+            if self.audit is not None:
+                found.append((f"the audit's stream {self.audit!r}", queue_question(self.audit, STREAM, passive=passive)))
+                if not passive:
+                    found.append((f"the audit's stream {self.audit!r}", bind_question(self.audit, self.exchange, ALL)))
         return found
 
     def _exchange(self, *, passive: bool) -> Question:
@@ -78,8 +98,19 @@ class Topology:
         return ask
 
 
-def _queue(name: str, arguments: dict[str, object], *, passive: bool) -> Question:
+def queue_question(name: str, arguments: dict[str, object], *, passive: bool) -> Question:
+    """Declare a durable queue, or ask whether it is there."""
+
     def ask(channel: Any, done: Callable[[Any], None]) -> object:  # noqa: ANN401 - pika has no types
         return channel.queue_declare(name, passive=passive, durable=True, arguments=arguments, callback=done)
+
+    return ask
+
+
+def bind_question(queue: str, exchange: str, key: str) -> Question:
+    """Bind a queue to an exchange."""
+
+    def ask(channel: Any, done: Callable[[Any], None]) -> object:  # noqa: ANN401 - pika has no types
+        return channel.queue_bind(queue, exchange, key, callback=done)
 
     return ask

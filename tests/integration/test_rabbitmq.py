@@ -102,9 +102,41 @@ def test_a_second_instance_stands_by_and_the_doctor_is_content(rabbit: RabbitPip
     rabbit.wait_ready(port)
     rabbit.wait_numbers(range(1, 21))
     assert rabbit.terminate(second) == 0
-    refused = rabbit.here("verify")
-    assert refused.code == 2
-    assert "Kafka only" in refused.line
+    for command in ("verify", "tail", "recover"):
+        refused = rabbit.here(command)
+        assert refused.code == 2
+        assert "rabbitmq.audit" in refused.line
+
+
+def test_what_a_stream_keeps_is_judged_shown_and_recovered(rabbit: RabbitPipeline) -> None:
+    rabbit.set(rabbitmq__audit=f"{rabbit.name}.audit")
+    rabbit.init()
+    process = rabbit.started()
+    rabbit.insert(1, 50)
+    rabbit.insert(51, key="no-number", text="x" * 1_100_000)  # more than the broker takes
+    rabbit.wait_numbers(range(1, 51))
+    wait_for(lambda: len(rabbit.letters()) == 1, what="a dead letter")
+    held = rabbit.here("verify", "--timeout", "0")
+    assert held.code == 5
+    assert "until the pipeline is stopped" in held.line
+    rabbit.kill(process)
+    for _ in range(2):  # reading takes nothing away
+        verified = rabbit.here("verify", "--json")
+        assert verified.code == 0, verified
+        counts = json.loads(verified.out)
+        assert [counts[name] for name in ("rows", "events", "dead_letters", "pending")] == [51, 50, 1, 0]
+    [letter] = json.loads(rabbit.here("dead-letters", "list", "--json").out)["dead_letters"]
+    assert letter["reason"] == "size"
+    assert rabbit.here("dead-letters", "show", letter["id"]).code == 0
+    shown = [json.loads(line) for line in rabbit.here("tail", "--from-beginning", "--json").out.splitlines()]
+    assert [each["value"]["n"] for each in shown] == list(range(1, 51))
+    assert {each["topic"] for each in shown} == {rabbit.topic}
+    rabbit.execute(f"SELECT pg_drop_replication_slot('cdc_{rabbit.name}')")
+    rabbit.insert(52, 60)
+    assert rabbit.command("run").code == 4
+    assert rabbit.here("recover", "--yes").code == 0
+    rabbit.started()
+    rabbit.wait_numbers([*range(1, 51), *range(52, 61)])
 
 
 def test_what_is_wrong_with_the_broker_is_one_line(rabbit: RabbitPipeline) -> None:
