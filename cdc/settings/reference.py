@@ -91,8 +91,7 @@ def shown_default(path: Path) -> object:
         {
             "name": SHOWN_NAME,
             "postgres": {"dsn": "dbname=shop"},
-            "topics": {"create": {"partitions": 1}},
-            **({path[0]: {}} if path[0] in SINKS else {}),
+            **({path[0]: {}} if path[0] in SINKS else {"topics": {"create": {"partitions": 1}}}),
         }
     ).effective()
     for key in path:
