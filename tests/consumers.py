@@ -16,12 +16,15 @@ from typing import Any
 
 import fastavro
 import psycopg
+import redis
 from confluent_kafka import Consumer as PlainConsumer
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.consumer import Consumer, Create, Event
-from tests.pipeline import SCHEMA, write_schemas
+from cdc.redis.entry import DATA, KEY, field_of, offset_of, seen, stream_of
+from tests.pipeline import SCHEMA, consume, write_schemas
+from tests.pipeline import Event as Found
 from tests.waiting import wait_for
 
 CREATE = Create(partitions=1, replication_factor=1, min_insync_replicas=1)
@@ -44,6 +47,11 @@ class Line:
     def topic(self) -> str:
         return f"{self.name}.thing"
 
+    @property
+    def sink(self) -> dict[str, Any]:
+        """What a consumer is told of the broker."""
+        return {"kafka": {"bootstrap.servers": self.bootstrap}}
+
     def make_topic(self, partitions: int = 1, name: str = "", **config: str) -> None:
         topic = NewTopic(name or self.topic, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
@@ -52,9 +60,9 @@ class Line:
 
     def consumer(self, name: str = "", **settings: Any) -> Consumer:  # noqa: ANN401 - whatever a consumer takes
         """A consumer on this topic and database, with its own topics made and its tables."""
-        kafka = {"bootstrap.servers": self.bootstrap, **settings.pop("kafka", {})}
+        sink: dict[str, Any] = {name: {**table, **settings.pop(name, {})} for name, table in self.sink.items()}
         given = {"topics": [self.topic], "postgres": self.dsn, "schemas": self.schemas, "create": CREATE, **settings}
-        made = Consumer(name or self.name, kafka=kafka, **given)
+        made = Consumer(name or self.name, **sink, **given)
         if given["postgres"]:
             made.create_tables()
             self.execute(EFFECTS)
@@ -81,6 +89,14 @@ class Line:
         wait_for(lambda: len(self.effects()) >= len(expected), deadline_s, f"{len(expected)} effects of {self.name}")
         assert self.effects() == list(expected)
 
+    def dead_letters(self) -> list[Found]:
+        """What the consumer has parked."""
+        return consume(self.bootstrap, [f"cdc.{self.name}.dead-letter"])
+
+    def first_offset(self) -> int:
+        """The offset of the topic's first record."""
+        return 0
+
     def committed(self, partition: int = 0, group: str = "", topic: str = "") -> int:
         """The group's offset."""
         plain = PlainConsumer({"bootstrap.servers": self.bootstrap, "group.id": group or self.name})
@@ -98,6 +114,60 @@ class Line:
             return int(place.offset)
         finally:
             plain.close()
+
+
+class RedisLine(Line):
+    """The same on Redis Streams: `bootstrap` is its URL, a partition is a stream."""
+
+    streams = 1
+
+    @property
+    def sink(self) -> dict[str, Any]:
+        return {"redis": {"url": self.bootstrap, "streams": self.streams, "session_s": 2.0}}
+
+    @property
+    def client(self) -> redis.Redis:
+        """A plain client."""
+        return redis.Redis.from_url(self.bootstrap, protocol=2)
+
+    def make_topic(self, partitions: int = 1, name: str = "", **config: str) -> None:
+        self.streams = partitions
+
+    def stream(self, number: int = 0, topic: str = "") -> str:
+        return stream_of(topic or self.topic, number, self.streams)
+
+    def publish(self, *records: Mapping[str, Any], topic: str = "") -> None:
+        with self.client as client, client.pipeline() as batch:
+            for each in records:
+                named = {field_of(name): value for name, value in each["headers"]}
+                key = {} if each["key"] is None else {KEY: each["key"]}
+                batch.xadd(self.stream(each["partition"], topic), {**key, **named, DATA: each["value"]})
+            batch.execute()
+
+    def dead_letters(self) -> list[Found]:
+        with self.client as client:
+            found = [seen("", 0, *entry) for entry in flat(client.xrange(f"cdc.{self.name}.dead-letter"))]
+        told = [{name: value or b"" for name, value in each.headers} for each in found]
+        return [Found("", 0, 0, each.key, each.value, headers, each.timestamp_ms) for each, headers in zip(found, told, strict=True)]
+
+    def first_offset(self) -> int:
+        with self.client as client:
+            [[entry_id, _]] = client.xrange(self.stream(), count=1)
+        return offset_of(entry_id)
+
+    def committed(self, partition: int = 0, group: str = "", topic: str = "") -> int:
+        """How many entries of a stream were acknowledged."""
+        with self.client as client:
+            for each in client.xinfo_groups(self.stream(partition, topic)):
+                if each["name"].decode() == (group or self.name):
+                    return int(each["entries-read"] or 0) - int(each["pending"])
+        return 0
+
+
+def flat(entries: Any) -> Iterator[tuple[bytes, list[bytes]]]:  # noqa: ANN401 - redis-py's types are incomplete
+    """Entries as Redis itself answers them."""
+    for entry_id, named in entries:
+        yield entry_id, [part for pair in named.items() for part in pair]
 
 
 def event(n: int, *, event_id: str = "", key: str | None = "k", partition: int = 0, **headers: str) -> dict[str, Any]:
@@ -146,10 +216,19 @@ def consuming(*consumers: Consumer, grace: float = 10.0) -> Iterator[None]:
 
 def line(name: str, bootstrap: str, dsn: str, folder: Path) -> Line:
     """Make a line with the tests' one schema."""
+    return Line(name, bootstrap, dsn, _schemas(folder))
+
+
+def redis_line(name: str, url: str, dsn: str, folder: Path) -> RedisLine:
+    """Make the same on Redis."""
+    return RedisLine(name, url, dsn, _schemas(folder))
+
+
+def _schemas(folder: Path) -> Path:
     schemas = folder / "schemas"
     if not schemas.exists():
         write_schemas(schemas)
-    return Line(name, bootstrap, dsn, schemas)
+    return schemas
 
 
 def letters(records: Sequence[Any]) -> list[dict[str, str]]:

@@ -59,8 +59,11 @@ DECLARING: `on(type, ..)`
 SETTINGS: `Consumer(name, ..)`
     topics=          names, or {name: priority} with critical, high, default, low; `shares` and `worker_limits` by priority
     kafka=           librdkafka's properties; offsets, isolation and the group are ours
+    redis=           in place of it, to read from Redis Streams: {"url": ..}, and as in the pipeline's settings sentinel and streams;
+                     session_s is how long a member may be silent before others take its streams (15), start="end" lets a new group
+                     leave out what is there
     instance=        a name that stays over restarts (a pod's ordinal): the partitions are kept while it restarts. Without it they
-                     wait for Kafka's session timeout (45 s) after a kill
+                     wait for Kafka's session timeout (45 s), or Redis' session, after a kill
     inbox=           "events"; "high-water" keeps one row for each partition in place of one for each event; "off"
     retention=       how long markers are kept (30 days); warned of when a topic holds events longer, together with
                      replay=, how far back beyond that you promise to take events that come again
@@ -72,7 +75,7 @@ SETTINGS: `Consumer(name, ..)`
                      "block": they are parked behind it
     unparkable=      "stop" (default): a record that cannot be parked stops its partition, visibly; "skip": it is left out and counted
     dead_letter_topic=   in place of cdc.NAME.dead-letter
-    create=          Create(partitions, replication_factor, min_insync_replicas) makes the consumer's own topics
+    create=          Create(partitions, replication_factor, min_insync_replicas) makes the consumer's own topics in Kafka
     around=          a context manager around each call of a handler, such as a span: cdc.observe.consumer_spans.spans(). Of a list it
                      is given the first event
     observer=        who is told; cdc.observe.consumers.ConsumerMetrics shows it to Prometheus

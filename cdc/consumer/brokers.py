@@ -19,12 +19,13 @@ Options = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a broker is told of its consumer."""
+    """What a broker is told of its consumer; `in_flight` is the number of records that it may hold."""
 
     name: str
     names: Names
     instance: str | None
     create: Create | None
+    in_flight: int
 
 
 def chosen(group: Group, tables: Mapping[str, Options | None]) -> Broker:
@@ -41,5 +42,13 @@ def _kafka(group: Group, options: Options) -> Broker:
     return KafkaBroker(group=group.name, kafka=options, instance=group.instance, dead_letter=group.names.dead_letter, create=group.create)
 
 
-BROKERS: Final[Mapping[str, Callable[[Group, Options], Broker]]] = {"kafka": _kafka}
+def _redis(group: Group, options: Options) -> Broker:
+    try:
+        from cdc.redis.consuming import RedisBroker  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ConfigurationError("consumers of redis need a library that is missing: redis", 'pip install "cdc[redis]"') from None
+    return RedisBroker(group=group.name, options=options, instance=group.instance, prefetch=group.in_flight, is_own=group.names.is_own)
+
+
+BROKERS: Final[Mapping[str, Callable[[Group, Options], Broker]]] = {"kafka": _kafka, "redis": _redis}
 """By the name of the pipeline's table, which is the consumer's argument."""

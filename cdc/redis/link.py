@@ -1,9 +1,11 @@
 """One connection to Redis, and what each of its errors asks for.
 
+A `Wire` is for a thread that may wait for Redis; a `Link` is for an owner that may not.
+
 Rules.
-- A link never reconnects and never repeats a command: what an answer that was lost would have said, only the position knows, and
+- Neither ever reconnects or repeats a command: what an answer that was lost would have said, only the position knows, and
   a connection that came back by itself might reach another server (a replica that was promoted without our last commits).
-- Everything but the ownership of the socket happens in a helper thread, while the owner thread answers PostgreSQL.
+- Everything of a link but the ownership of the socket happens in a helper thread, while the owner thread answers PostgreSQL.
 - Redis's words name commands, keys and limits. Where they would repeat arguments they are cut.
 """
 
@@ -40,25 +42,66 @@ CHUNK = 2_000
 """Pieces of a command that are joined for one write to the socket."""
 
 
+class Wire:
+    """One connection, made by its first command, for one thread; raises what redis-py raises and what `_connection` does."""
+
+    def __init__(self, url: str, name: str, sentinel: str | None = None, timeout_s: float = PATIENCE_S + CALL_MARGIN_S) -> None:
+        self._connect: Callable[[], Any] = lambda: _connection(url, f"cdc-{name}", sentinel, timeout_s)
+        self._connection: Any = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Wire {'closed' if self._closed else 'open' if self._connection else 'not made yet'}>"
+
+    def ask(self, *words: object) -> Any:  # noqa: ANN401 - the command's own type
+        """Send a command and return its answer."""
+        connection = self._connected()
+        connection.send_command(*words, check_health=False)
+        return connection.read_response()
+
+    def exchange(self, pieces: Sequence[bytes]) -> Any:  # noqa: ANN401 - the command's own type
+        """Send a command that is packed already, and return its answer."""
+        connection = self._connected()
+        connection.send_packed_command(_joined(pieces), check_health=False)
+        return connection.read_response()
+
+    def close(self) -> None:
+        """Let the connection go; never blocks. What was sent in part is never executed."""
+        self._closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(exceptions.RedisError, OSError):
+                self._connection.disconnect()
+
+    def _connected(self) -> Any:  # noqa: ANN401 - redis-py's types are incomplete
+        if self._connection is None:
+            self._connection = self._connect()
+            self._connection.connect()
+        if self._closed:  # while it was being made
+            self._disconnect()
+        return self._connection
+
+
 class Link:
     """One connection and the thread that uses it; after an error it is never used again."""
 
     def __init__(self, url: str, name: str, sentinel: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._connect: Callable[[], Any] = lambda: _connection(url, f"cdc-{name}", sentinel)
-        self._connection: Any = None
+        self._wire = Wire(url, name, sentinel)
         self._caller = Caller(f"cdc-redis-{name}", PAUSE_S, clock)
-        self.failed = self._closed = False
+        self.failed = False
 
     def __repr__(self) -> str:
         return f"<Link {'failed' if self.failed else 'open'}>"
 
     def call(self, *words: object, waiting: Waiting = nobody_waits, doing: str) -> Any:  # noqa: ANN401 - the command's own type
         """Send a command and return its answer."""
-        return self.run(lambda: self._ask(words), waiting, doing)
+        return self.run(lambda: self._wire.ask(*words), waiting, doing)
 
     def send(self, pieces: Sequence[bytes], waiting: Waiting, doing: str) -> Any:  # noqa: ANN401 - the command's own type
         """Send a command that is packed already, and return its answer."""
-        return self.run(lambda: self._exchange(pieces), waiting, doing)
+        return self.run(lambda: self._wire.exchange(pieces), waiting, doing)
 
     def run(self, function: Callable[[], Answer], waiting: Waiting, doing: str) -> Answer:
         """Run `function` in the helper thread, once; any error ends this link's use."""
@@ -77,34 +120,10 @@ class Link:
         return answers[0]
 
     def close(self) -> None:
-        """Let the connection go; never blocks. What was sent in part is never executed."""
-        self.failed = self._closed = True
+        """Let the connection go; never blocks."""
+        self.failed = True
         self._caller.end()
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(exceptions.RedisError, OSError):
-                self._connection.disconnect()
-
-    def _connected(self) -> Any:  # noqa: ANN401 - redis-py's types are incomplete
-        """Return the connection, made in the helper thread and once."""
-        if self._connection is None:
-            self._connection = self._connect()
-            self._connection.connect()
-        if self._closed:  # while it was being made
-            self._disconnect()
-        return self._connection
-
-    def _ask(self, words: Sequence[object]) -> Any:  # noqa: ANN401 - the command's own type
-        connection = self._connected()
-        connection.send_command(*words, check_health=False)
-        return connection.read_response()
-
-    def _exchange(self, pieces: Sequence[bytes]) -> Any:  # noqa: ANN401 - the command's own type
-        connection = self._connected()
-        connection.send_packed_command(_joined(pieces), check_health=False)
-        return connection.read_response()
+        self._wire.close()
 
 
 def _joined(pieces: Sequence[bytes]) -> Iterable[bytes]:
@@ -112,7 +131,7 @@ def _joined(pieces: Sequence[bytes]) -> Iterable[bytes]:
         yield b"".join(pieces[start : start + CHUNK])
 
 
-def _connection(url: str, client: str, sentinel: str | None) -> Any:  # noqa: ANN401 - untyped in part
+def _connection(url: str, client: str, sentinel: str | None, timeout_s: float) -> Any:  # noqa: ANN401 - untyped in part
     """Return a connection that is not made yet; raises ConfigurationError for an address that cannot be one."""
     try:
         settings = parse_url(url)
@@ -124,7 +143,7 @@ def _connection(url: str, client: str, sentinel: str | None) -> Any:  # noqa: AN
         "client_name": client,
         "protocol": 2,
         "decode_responses": False,
-        "socket_timeout": PATIENCE_S + CALL_MARGIN_S,
+        "socket_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
     }
     if kind is not UnixDomainSocketConnection:

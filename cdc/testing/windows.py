@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from cdc.consumer import driver, worker
+from cdc.consumer import desk, driver, worker
 from cdc.consumer import steps as steps_
 from cdc.consumer.steps import Call
 from cdc.kafka import moving
@@ -38,8 +38,8 @@ class Window(StrEnum):
     MARKED = "the marker is inserted, the handler is not called"
     APPLIED = "the handler has returned, the transaction is open"
     COMMITTED = "the database has committed, the offset is not"
-    LETTER_SENT = "a dead letter and the offset are in an open Kafka transaction"
-    PARKED = "that Kafka transaction is committed, and nobody was told"
+    LETTER_SENT = "a dead letter and the offset are in an open Kafka transaction, which other brokers do not have"
+    PARKED = "a dead letter is written and its record acknowledged, and nobody was told"
     OFFSET_SENT = "the offset is committed, and nobody was told"
 
 
@@ -116,7 +116,7 @@ def _arm(window: Window, hit: Callable[[], None]) -> None:
         case Window.LETTER_SENT:
             _wrap(moving.MovingPublisher, "send_offsets", after=hit)
         case Window.PARKED:
-            _wrap(moving.Mover, "move", after=hit)
+            _wrap(desk.Desk, "_move", after=hit)
         case Window.OFFSET_SENT:
             _wrap(driver.Driver, "committed", before=hit)
 
