@@ -25,6 +25,7 @@ import cdc
 from cdc import app
 from cdc.audit.judge import DEFECTS, Verdict, Visible, judge
 from cdc.audit.verify import visible
+from cdc.cli.demo_sink import TOPIC, SinkName, broker, open_topics, sink_table
 from cdc.cli.init import init
 from cdc.cli.options import Json
 from cdc.cli.output import console, print_json, progress, say, table
@@ -37,8 +38,7 @@ from cdc.devstack.demo.watcher import Watcher
 from cdc.devstack.process import held_ports, port_of
 from cdc.devstack.stack import Stack
 from cdc.errors import CdcError, ConfigurationError
-from cdc.kafka.subscriber import Seen
-from cdc.kafka.topics import Create
+from cdc.event import Seen
 from cdc.outbox import Outbox
 from cdc.settings import Settings, load
 
@@ -58,7 +58,6 @@ AUDIT_TIMEOUT_S = 60.0
 WATCH_S = 0.05
 """Between two looks at the shop and the watcher."""
 
-TOPIC = "outbox.event.Order"
 
 BY_CONSUMERS = (b"OrderProcessed", b"OrderRejected")
 """Types of events that the shop's consumers write: the ledger does not know them, the audit of the table does."""
@@ -76,16 +75,24 @@ def demo(
     kill_consumers: Annotated[
         float | None, typer.Option(metavar="S", min=0.1, help="Run them, and kill one (SIGKILL) every so many seconds.")
     ] = None,
+    sink: Annotated[SinkName, typer.Option(help="Where the pipeline publishes.")] = SinkName.KAFKA,
     seed: Annotated[int, typer.Option(help="Makes the same orders again.")] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the servers up, and say where they are.")] = False,
     as_json: Json = False,
 ) -> None:
     """See it work: real servers, a small shop, the pipeline killed in the middle, an audit at the end."""
+    if keep and sink is not SinkName.KAFKA:
+        msg = f"--keep leaves PostgreSQL and Kafka up, and no {sink.label}"
+        raise ConfigurationError(msg, "leave it out; `cdc dev up` starts servers that stay")
+    if (consumers or kill_consumers is not None) and sink is not SinkName.KAFKA:
+        msg = f"the shop's services do not read from {sink.label} yet"
+        raise ConfigurationError(msg, "leave --consumers and --kill-consumers out")
     with ExitStack() as cleanup:
         served = consumers or kill_consumers is not None
         play = Demo(orders, writers or writers_for(rate, crowded=served), rate, seed, seconds, keep=keep, cleanup=cleanup)
         play.served = served
         play.kill_consumers_s = kill_consumers
+        play.sink = sink
         play.set_up()
         play.act()
         verdicts = play.audit()
@@ -114,14 +121,16 @@ class Demo:
     served: bool = False
     kill_consumers_s: float | None = None
     services: Services | None = None
+    sink: SinkName = SinkName.KAFKA
     _seen_at_start: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def set_up(self) -> None:
         """Start the servers, make the shop's database, and do what `cdc init` does."""
-        self._tell("starting PostgreSQL and Kafka")
+        self._tell(f"starting PostgreSQL and {self.sink.label}")
         folder = _kept_folder() if self.keep else None
-        self.stack = self._own(Stack(folder, dies_with_us=not self.keep), lambda stack: None if self.keep else stack.close())
+        stack = Stack(folder, dies_with_us=not self.keep, broker=broker(self.sink))
+        self.stack = self._own(stack, lambda stack: None if self.keep else stack.close())
         self.stack.start()
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="cdc-demo-"))
@@ -145,10 +154,10 @@ class Demo:
                 connection.execute(data.DDL)
         self.pipeline = self._own(PipelineProcess(self.config, port), PipelineProcess.stop)
         self.pipeline.start()
-        subscriber = app.kafka_subscriber(self.settings)
-        subscriber.topics.create(TOPIC, Create(3, 1, 1), {}, _nothing)
         topics = [TOPIC, self.settings.topics.dead_letter]
-        self.watcher = self._own(Watcher(subscriber, topics, self._visible), Watcher.close)
+        open_topics(self.settings, topics)
+        self.subscriber = self._own(app.subscriber(self.settings), lambda reader: reader.close())
+        self.watcher = self._own(Watcher(self.subscriber, topics, self._visible), Watcher.close)
         outbox = Outbox(schemas=self.settings.schemas.folder)
         crowd = Crowd(self.dsn, outbox, self.ledger, self.orders, writers=self.writers, rate=self.rate, seed=self.seed)
         self.shop = self._own(crowd, Crowd.close)
@@ -193,6 +202,8 @@ class Demo:
     def audit(self) -> list[Verdict]:
         """Judge the ledger against what the watcher saw, and the table against the topics."""
         self._tell("audit: the shop's ledger and the outbox table against the committed records")
+        if self.sink is SinkName.RABBITMQ:  # whoever has RabbitMQ's lease has the position alone
+            self.pipeline.stop()
         verdicts = [audit(self.settings, None, AUDIT_TIMEOUT_S, _nothing)]
         if self.services is not None:
             verdicts.append(self.services.verdict())
@@ -209,6 +220,7 @@ class Demo:
             "orders": self.shop.placed,
             **{name: max(each[name] for each in documents) for name in documents[0]},
             "kills": self.pipeline.kills,
+            "redelivered": getattr(self.subscriber, "again", 0),
             "rolled_back": self.shop.rolled_back,
             "events_per_s": round(len(self.watcher.records) / seconds),
             "latency_ms": {"p50": self.watcher.latency_ms(0.5), "p99": self.watcher.latency_ms(0.99)},
@@ -291,11 +303,7 @@ admin_dsn = "{stack.postgres.dsn(name)}"
 [schemas]
 folder = "{schemas}"
 
-[kafka]
-"bootstrap.servers" = "{stack.kafka.bootstrap_servers}"
-
-[topics]
-create = {{ partitions = 3, replication_factor = 1 }}
+{sink_table(stack)}
 
 [http]
 listen = "127.0.0.1:{port}"
@@ -321,6 +329,8 @@ def _show(document: dict[str, Any], verdicts: list[Verdict], services: Services 
     out.print(table(("wrong", ""), [(name, document[name]) for name in DEFECTS]))
     if services is not None:
         _show_services(document)
+    if document["redelivered"]:
+        out.print(f"{document['redelivered']:,} records came more than once: RabbitMQ delivers at least once, the effects are what counts")
     out.print(f"{document['events_per_s']:,} records/s, commit to consumer p50 {latency['p50']} ms, p99 {latency['p99']} ms, ", end="")
     out.print(f"the pipeline killed {document['kills']} times: ", end="")
     out.print("nothing was lost, doubled, torn or out of order" if all(each.clean for each in verdicts) else "the audit found something")

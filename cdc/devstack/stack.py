@@ -1,4 +1,4 @@
-"""Both servers together: for a test run or a demo they die with us, for development they stay until they are told to stop."""
+"""The servers together: for a test run or a demo they die with us, for development they stay until they are told to stop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Self
 from cdc.devstack.kafka import KafkaBroker
 from cdc.devstack.postgres import PostgresServer, open_cache
 from cdc.devstack.process import accepts, send, start_time, wait_gone
+from cdc.devstack.server import Server
 
 STOP_TIMEOUT_S = 30.0
 
 
 class Stack:
-    """A PostgreSQL and a Kafka, started side by side."""
+    """A PostgreSQL and a Kafka, started side by side; or another `broker` in its place, which dies with us."""
 
     def __init__(
         self,
@@ -27,9 +28,16 @@ class Stack:
         dies_with_us: bool = True,
         postgres_port: int | None = None,
         kafka_ports: tuple[int, int] | None = None,
+        broker: Server | None = None,
     ) -> None:
         self.postgres = PostgresServer(folder and folder / "postgres", port=postgres_port, dies_with_us=dies_with_us)
-        self.kafka = KafkaBroker(folder and folder / "kafka", ports=kafka_ports, dies_with_us=dies_with_us)
+        self.broker = broker or KafkaBroker(folder and folder / "kafka", ports=kafka_ports, dies_with_us=dies_with_us)
+
+    @property
+    def kafka(self) -> KafkaBroker:
+        """The broker, where it is Kafka."""
+        assert isinstance(self.broker, KafkaBroker), "started with another broker"
+        return self.broker
 
     def __enter__(self) -> Self:
         self.start()
@@ -40,7 +48,7 @@ class Stack:
 
     def start(self) -> None:
         """Start both; when one does not come up, stop the other one."""
-        servers = (self.postgres, self.kafka)
+        servers: tuple[Server, ...] = (self.postgres, self.broker)
         try:
             with ThreadPoolExecutor(len(servers)) as pool:
                 list(pool.map(lambda server: server.prepare(), servers))
@@ -54,7 +62,7 @@ class Stack:
 
     def close(self) -> None:
         """End both; temporary folders go with them."""
-        self.kafka.close()
+        self.broker.close()
         self.postgres.close()
 
 

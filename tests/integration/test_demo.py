@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from cdc.audit.judge import DEFECTS
+from cdc.cli import main
 from tests.pipeline import cdc
 
 pytestmark = pytest.mark.servers
@@ -24,6 +26,25 @@ def test_the_demo_ends_clean_and_says_so_in_one_line() -> None:
     assert found["events_per_s"] > 0
     assert 0 <= found["latency_ms"]["p50"] <= found["latency_ms"]["p99"]
     assert "postgres_dsn" not in found
+
+
+@pytest.mark.packages
+@pytest.mark.parametrize("sink", ["redis", pytest.param("rabbitmq", marks=pytest.mark.soak)])  # which takes seven seconds to start
+def test_the_demo_is_the_same_on_another_sink(sink: str) -> None:
+    answer = cdc("demo", "--orders", "100", "--sink", sink, "--json", timeout_s=240)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out.splitlines()[-1])
+    assert found["orders"] == 100
+    assert found["rows"] == found["events"] + found["dead_letters"] > 100
+    assert [found[kind] for kind in DEFECTS] == [0] * len(DEFECTS)
+    assert found["kills"] >= 1
+
+
+@pytest.mark.parametrize("sink", ["redis", "rabbitmq"])
+def test_a_server_that_is_not_installed_is_asked_for(sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("cdc.devstack.debian._places", lambda _: [tmp_path])
+    assert main(["demo", "--sink", sink]) == 2
 
 
 def test_consumers_are_killed_and_servers_that_are_kept_can_be_looked_at_and_stopped() -> None:

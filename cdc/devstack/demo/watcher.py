@@ -1,4 +1,4 @@
-"""A read_committed consumer beside the pipeline: what it saw, and how long after the commit."""
+"""A reader of what is committed, beside the pipeline: what it saw, and how long after the commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from cdc.audit.judge import Visible
-from cdc.kafka.subscriber import Seen, Subscriber
+from cdc.event import Seen
+from cdc.pipeline.ports import Reader
 
 
 class _LeavingError(Exception):
@@ -18,7 +19,7 @@ class _LeavingError(Exception):
 class Watcher:
     """Reads topics in a thread, from their beginning on, until it is closed."""
 
-    def __init__(self, subscriber: Subscriber, topics: Sequence[str], visible: Callable[[Seen], Visible | None]) -> None:
+    def __init__(self, subscriber: Reader, topics: Sequence[str], visible: Callable[[Seen], Visible | None]) -> None:
         self._subscriber = subscriber
         self._topics = topics
         self._visible = visible
