@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pika
 import psycopg
 import redis
 from confluent_kafka import Consumer as PlainConsumer
@@ -22,6 +23,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc.consumer import Consumer, Create, Event
+from cdc.consumer.ports import Log
+from cdc.event import Record
+from cdc.rabbitmq.message import properties_of
+from cdc.rabbitmq.reader import RabbitReader
 from cdc.redis.entry import DATA, KEY, field_of, offset_of, seen, stream_of
 from tests.pipeline import SCHEMA, consume, write_schemas
 from tests.pipeline import Event as Found
@@ -158,10 +163,78 @@ class RedisLine(Line):
     def committed(self, partition: int = 0, group: str = "", topic: str = "") -> int:
         """How many entries of a stream were acknowledged."""
         with self.client as client:
-            for each in client.xinfo_groups(self.stream(partition, topic)):
+            stream = self.stream(partition, topic)
+            for each in client.xinfo_groups(stream):
                 if each["name"].decode() == (group or self.name):
-                    return int(each["entries-read"] or 0) - int(each["pending"])
+                    return len(client.xrange(stream, "-", each["last-delivered-id"])) - int(each["pending"])
         return 0
+
+
+class RabbitLine(Line):
+    """The same on RabbitMQ: `bootstrap` is its URL; a partition has no meaning."""
+
+    @property
+    def sink(self) -> dict[str, Any]:
+        return {"rabbitmq": {"url": self.bootstrap, "exchange": self.exchange}}
+
+    @property
+    def exchange(self) -> str:
+        return f"x.{self.name}"
+
+    @contextmanager
+    def channel(self) -> Iterator[Any]:
+        """A plain client's channel."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.bootstrap))
+        try:
+            yield connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
+
+    def queue(self, topic: str = "", group: str = "") -> str:
+        return f"{group or self.name}.{topic or self.topic}"
+
+    def make_topic(self, partitions: int = 1, name: str = "", **config: str) -> None:
+        """Make the exchange, and the group's queue as a consumer makes it, so that nothing is published for nobody."""
+        with self.channel() as channel:
+            channel.exchange_declare(self.exchange, "topic", durable=True)
+        self.bind(self.consumer())
+
+    def bind(self, consumer: Consumer, topics: Sequence[str] = ()) -> None:
+        """Make a consumer's queues before it runs."""
+        consumer._broker.prepare(topics or [self.topic], [])
+
+    def publish(self, *records: Mapping[str, Any], topic: str = "") -> None:
+        with self.channel() as channel:
+            channel.confirm_delivery()
+            for each in records:
+                record = Record(topic or self.topic, each["key"] and each["key"].encode(), each["value"], each["headers"], 0)
+                channel.basic_publish(self.exchange, record.topic, record.value or b"", properties_of(record), mandatory=True)
+
+    def dead_letters(self) -> list[Found]:
+        letters = f"cdc.{self.name}.dead-letter"
+        reader = RabbitReader(url=self.bootstrap, name="tests", dead_letter=letters, audit=None)
+        try:
+            return [
+                Found("", 0, each.offset, each.key, each.value, {name: value or b"" for name, value in each.headers}, 0)
+                for each in reader.read([letters])
+            ]
+        finally:
+            reader.close()
+
+    def left(self, topic: str = "", group: str = "") -> int:
+        """How many messages of a group's queue are with nobody; all that are not acknowledged, when nobody consumes."""
+        with self.channel() as channel:
+            return int(channel.queue_declare(self.queue(topic, group), passive=True).method.message_count)
+
+    def listening(self, said: list[str]) -> Log:
+        """An observer that keeps what heals by itself."""
+
+        class Listening(Log):
+            def hitch(self, consumer: str, what: str) -> None:
+                said.append(what)
+
+        return Listening()
 
 
 def flat(entries: Any) -> Iterator[tuple[bytes, list[bytes]]]:  # noqa: ANN401 - redis-py's types are incomplete
@@ -222,6 +295,11 @@ def line(name: str, bootstrap: str, dsn: str, folder: Path) -> Line:
 def redis_line(name: str, url: str, dsn: str, folder: Path) -> RedisLine:
     """Make the same on Redis."""
     return RedisLine(name, url, dsn, _schemas(folder))
+
+
+def rabbit_line(name: str, url: str, dsn: str, folder: Path) -> RabbitLine:
+    """Make the same on RabbitMQ."""
+    return RabbitLine(name, url, dsn, _schemas(folder))
 
 
 def _schemas(folder: Path) -> Path:

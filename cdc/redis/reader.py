@@ -70,7 +70,7 @@ class RedisReader:
 
         Ends where the streams end now, unless it is to follow.
         """
-        known = self._topics(waiting)
+        known = self._known(topics, waiting)
         places = self._places(topics, known)
         ends = {place: self._bounds(place, known, waiting)[1] for place in places}
         since = 0 if since_ms is None else max(0, since_ms - CLOCK_MARGIN_MS) << SEQUENCE_BITS
@@ -106,6 +106,14 @@ class RedisReader:
         fields = told(self._linked().call("HGETALL", self._position, waiting=waiting, doing="asking for the topics"))
         opened = {name.decode(): int(count) for name, count in fields.items() if name.startswith(b"topic:")}
         return {name.removeprefix("topic:"): count for name, count in opened.items()}
+
+    def _known(self, topics: Sequence[str], waiting: Waiting) -> dict[str, int]:
+        """Return the topics that were opened, and those of these that consumers have made: each is one stream."""
+        known = self._topics(waiting)
+        for topic in topics:
+            if topic not in known and self._linked().call("TYPE", topic, waiting=waiting, doing="looking for a topic") == b"stream":
+                known[topic] = 1
+        return known
 
     def _places(self, topics: Sequence[str], known: Mapping[str, int]) -> list[Place]:
         for topic in topics:
