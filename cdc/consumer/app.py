@@ -69,6 +69,7 @@ class Consumer:
         topics: Sequence[str] | Mapping[str, str],
         kafka: Mapping[str, object] | None = None,
         redis: Mapping[str, object] | None = None,
+        rabbitmq: Mapping[str, object] | None = None,
         instance: str | None = None,
         postgres: str | None = None,
         schemas: str | Path | Registry | None = None,
@@ -103,7 +104,8 @@ class Consumer:
         if instance is not None and not NAME.fullmatch(instance):
             raise ConfigurationError(f"an instance of consumer {name} cannot be called {instance!r}", "use a name such as a-1")
         self._instance = instance
-        self._broker = chosen(Group(name, self.names, instance, create, in_flight), {"kafka": kafka, "redis": redis})
+        tables = {"kafka": kafka, "redis": redis, "rabbitmq": rabbitmq}
+        self._broker = chosen(Group(name, self.names, instance, create, in_flight), tables)
         self._postgres = postgres
         self._schemas = schemas
         self._inbox = Inbox.OFF if postgres is None else choice(Inbox, inbox, "inbox")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cdc.consumer.event import DUE
 from cdc.consumer.names import Names
 from cdc.consumer.ports import Broker
 from cdc.errors import ConfigurationError
@@ -50,5 +51,15 @@ def _redis(group: Group, options: Options) -> Broker:
     return RedisBroker(group=group.name, options=options, instance=group.instance, prefetch=group.in_flight, is_own=group.names.is_own)
 
 
-BROKERS: Final[Mapping[str, Callable[[Group, Options], Broker]]] = {"kafka": _kafka, "redis": _redis}
+def _rabbitmq(group: Group, options: Options) -> Broker:
+    try:
+        from cdc.rabbitmq import group as rabbitmq  # noqa: PLC0415 - an extra
+        from cdc.rabbitmq.consuming import RabbitBroker  # noqa: PLC0415 - the same
+    except ImportError:
+        raise ConfigurationError("consumers of rabbitmq need a library that is missing: pika", 'pip install "cdc[rabbitmq]"') from None
+    named = rabbitmq.Group(group.name, group.names.dead_letter, group.in_flight, DUE)
+    return RabbitBroker(group=named, options=options)
+
+
+BROKERS: Final[Mapping[str, Callable[[Group, Options], Broker]]] = {"kafka": _kafka, "redis": _redis, "rabbitmq": _rabbitmq}
 """By the name of the pipeline's table, which is the consumer's argument."""

@@ -65,14 +65,21 @@ class Delivery(NamedTuple):
 class Subscription:
     """A consumer on a channel of its own; `ready` when the broker has taken it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, queue: str) -> None:
         self._link = link
+        self._queue = queue
         self.channel: Any = None
         self.ready = self.ended = False
 
     def ack(self, tag: int) -> None:
         """Acknowledge all deliveries up to this one."""
         self._link.do(lambda: self.channel.basic_ack(tag, multiple=True))
+
+    def count(self, told: Callable[[int], object]) -> None:
+        """Ask how many messages are in the queue; `told` is called in the link's thread."""
+        self._link.do(
+            lambda: self.channel.queue_declare(self._queue, passive=True, callback=lambda frame: told(frame.method.message_count))
+        )
 
     def end(self) -> None:
         """Consume no more; in the link's thread."""
@@ -147,7 +154,7 @@ class Link:
 
     def subscribe(self, queue: str, prefetch: int, deliver: Deliver, arguments: dict[str, object] | None = None) -> Subscription:
         """Consume a queue on a channel of its own; `deliver` is called in the link's thread. What ends the channel ends the link."""
-        made = Subscription(self)
+        made = Subscription(self, queue)
 
         def opened(channel: Any) -> None:  # noqa: ANN401 - pika has no types
             made.channel = channel
@@ -208,7 +215,7 @@ class Link:
         seen, since = self._settled, self._clock()
         while not done():
             if self._failure is not None:
-                raise self._error(doing)
+                raise self.failure(doing)
             self.pause(PAUSE_S)
             waiting()
             if self.blocked or self._settled != seen:
@@ -218,14 +225,19 @@ class Link:
                 msg = f"RabbitMQ gave no answer within {patience_s:.0f} s while {doing}"
                 raise Retriable(msg)
         if self._failure is not None:
-            raise self._error(doing)
+            raise self.failure(doing)
 
     def close(self) -> None:
         """Let the broker know that we go; never blocks."""
         self._failure = self._failure or ConnectionAbortedError("closed by us")
         self.do(self._leave)
 
-    def _error(self, doing: str) -> CdcError:
+    def join(self, most_s: float) -> None:
+        """Wait until a link that was closed has ended, for so long at most."""
+        self._thread.join(most_s)
+
+    def failure(self, doing: str) -> CdcError:
+        """Return what ended it."""
         failure = self._failure
         assert failure is not None
         return failure if isinstance(failure, CdcError) else raised(failure, doing, publishing=self._ready)
@@ -337,13 +349,19 @@ class Link:
 
 def new_link(url: str, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> Link:
     """Return a link to where a URL leads."""
+    parameters = parameters_of(url)
+    parameters.client_properties = {"connection_name": f"cdc-{name}"}
+    return Link(parameters, name, patience_s, clock)
+
+
+def parameters_of(url: str) -> Any:  # noqa: ANN401 - pika has no types
+    """Return how a URL is connected to; raises ConfigurationError for one that cannot be read."""
     try:
         parameters = pika.URLParameters(url)
-    except (ValueError, TypeError, KeyError):  # whose words may hold parts of it
+    except (ValueError, TypeError, LookupError):  # whose words may hold parts of it
         fix = "write amqp://user:password@host:5672/vhost, with %2F for a slash in a name or a password"
         raise ConfigurationError("rabbitmq.url cannot be read", fix) from None
     if parameters.heartbeat is None:
         parameters.heartbeat = HEARTBEAT_S
     parameters.connection_attempts = 1
-    parameters.client_properties = {"connection_name": f"cdc-{name}"}
-    return Link(parameters, name, patience_s, clock)
+    return parameters

@@ -41,8 +41,13 @@ LATE_S = 1.0
 
 def arguments(version: str) -> dict[str, object]:
     """Return what the position's queue is declared with on a server of this version."""
+    return {**ARGUMENTS, **unlimited(version)}
+
+
+def unlimited(version: str) -> dict[str, object]:
+    """Return the argument that lets a quorum queue deliver a message as often as it takes, where that has to be said."""
     major = version.partition(".")[0]
-    return {**ARGUMENTS, "x-delivery-limit": -1} if major.isdecimal() and int(major) >= UNLIMITED_SINCE else dict(ARGUMENTS)
+    return {"x-delivery-limit": -1} if major.isdecimal() and int(major) >= UNLIMITED_SINCE else {}
 
 
 class Lease:

@@ -84,18 +84,21 @@ class Topology:
         if events:
             found.append((f"the dead letters' queue {self.dead_letter!r}", queue_question(self.dead_letter, STREAM, passive=passive)))
             if self.exchange:
-                found.append((f"exchange {self.exchange!r}", self._exchange(passive=passive)))
+                found.append((f"exchange {self.exchange!r}", exchange_question(self.exchange, None if passive else self.exchange_type)))
             if self.audit is not None:
                 found.append((f"the audit's stream {self.audit!r}", queue_question(self.audit, STREAM, passive=passive)))
                 if not passive:
                     found.append((f"the audit's stream {self.audit!r}", bind_question(self.audit, self.exchange, ALL)))
         return found
 
-    def _exchange(self, *, passive: bool) -> Question:
-        def ask(channel: Any, done: Callable[[Any], None]) -> object:  # noqa: ANN401 - pika has no types
-            return channel.exchange_declare(self.exchange, self.exchange_type, passive=passive, durable=True, callback=done)
 
-        return ask
+def exchange_question(name: str, kind: str | None = None) -> Question:
+    """Declare a durable exchange of a kind, or ask whether there is one of any."""
+
+    def ask(channel: Any, done: Callable[[Any], None]) -> object:  # noqa: ANN401 - pika has no types
+        return channel.exchange_declare(name, kind or "topic", passive=kind is None, durable=True, callback=done)
+
+    return ask
 
 
 def queue_question(name: str, arguments: dict[str, object], *, passive: bool) -> Question:

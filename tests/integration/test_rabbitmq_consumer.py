@@ -1,0 +1,166 @@
+"""Consumers of RabbitMQ: one reader of a queue, what a crash brings again, delays and dead letters by the broker's own means.
+
+What they share with Kafka's is in test_consumer.py, with the same handlers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.consumer import Consumer, Event, Retry
+from cdc.devstack.rabbitmq import RabbitBroker
+from cdc.errors import ConfigurationError, SinkRefused
+from cdc.testing.windows import Window, killed_at, running
+from tests.consumers import RabbitLine, consuming, event, letters, rabbit_line, write_effect
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.servers, pytest.mark.packages]
+
+QUICK = Retry.fixed(0.02, attempts=2)
+
+
+@pytest.fixture
+def shop(unique: str, rabbit_broker: RabbitBroker, database: str, tmp_path: Path) -> RabbitLine:
+    made = rabbit_line(unique, rabbit_broker.url, database, tmp_path)
+    made.make_topic()
+    return made
+
+
+def made(name: str, sink: dict[str, Any], dsn: str, schemas: Path) -> Consumer:
+    """A consumer whose third event cannot be handled."""
+    consumer = Consumer(name, topics=[f"{name}.thing"], postgres=dsn, schemas=schemas, retry=QUICK, **sink)
+
+    @consumer.on("Thing", name="write")
+    def write(each: Event, connection: psycopg.Connection[Any]) -> None:
+        if each.value["n"] == 2:
+            raise ValueError
+        write_effect(each, connection)
+
+    return consumer
+
+
+def slow(name: str, sink: dict[str, Any], dsn: str, schemas: Path) -> Consumer:
+    """A member whose handlers take a while."""
+    consumer = Consumer(name, topics=[f"{name}.thing"], postgres=dsn, schemas=schemas, in_flight=20, **sink)
+
+    @consumer.on("Thing", name="write")
+    def write(each: Event, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SELECT pg_sleep(0.02)")
+        write_effect(each, connection)
+
+    return consumer
+
+
+def test_each_event_has_its_effect_once_in_order_and_is_acknowledged_then(shop: RabbitLine) -> None:
+    consumer = shop.consumer(batch=50)
+    consumer.on("Thing")(write_effect)
+    # The same events again, as at-least-once brings them.
+    shop.publish(*[event(n) for n in range(100)], *[event(n) for n in range(50)])
+    with consuming(consumer):
+        shop.wait_effects(range(100))
+    assert shop.left() == 0
+    assert shop.execute("SELECT count(*) FROM processed_events") == [(100,)]
+
+
+SHORT = {Window.COMMITTED, Window.PARKED}
+"""What differs most from Kafka."""
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param(window, id=window.name.lower(), marks=() if window in SHORT else pytest.mark.soak)
+        for window in Window
+        if window is not Window.LETTER_SENT  # of Kafka alone
+    ],
+)
+def test_a_crash_in_each_window(shop: RabbitLine, window: Window) -> None:
+    shop.consumer()  # makes the tables
+    arguments = (shop.name, shop.sink, shop.dsn, shop.schemas)
+    shop.publish(*[event(n) for n in range(5)])
+    killed_at(window, made, *arguments).wait_killed()
+    consumer = made(*arguments)
+    with consuming(consumer):
+        wait_for(lambda: shop.effects() == [0, 1, 3, 4] and shop.dead_letters(), 60, "all is through")
+        wait_for(lambda: shop.left() == 0, what="nothing is left")
+    assert shop.left() == 0
+    assert shop.effects() == [0, 1, 3, 4]
+    assert len({letter["cdc.id"] for letter in letters(shop.dead_letters())}) == 1, "a crash between letter and acknowledgement parks twice"
+
+
+def test_who_is_killed_leaves_what_it_had_to_the_next_one_in_order(shop: RabbitLine) -> None:
+    shop.consumer()  # makes the tables
+    shop.publish(*[event(n) for n in range(100)])
+    child = running(slow, shop.name, shop.sink, shop.dsn, shop.schemas)
+    wait_for(lambda: len(shop.effects()) >= 4, 60, "it works")
+    assert shop.left() >= 50, "the broker sends no more than the prefetch"
+    survivor = shop.consumer(batch=50)
+    survivor.on("Thing", name="write")(write_effect)
+    with consuming(survivor):
+        before = len(shop.effects())
+        wait_for(lambda: len(shop.effects()) > before, what="the first one is alone at work")
+        assert child.process.pid is not None
+        os.kill(child.process.pid, signal.SIGKILL)
+        shop.wait_effects(range(100), 60)
+    assert shop.left() == 0
+    child.kill()
+
+
+def test_retries_wait_in_a_queue_and_let_later_records_pass(shop: RabbitLine) -> None:
+    consumer = shop.consumer(retry=Retry.listed(0.3, 0.3), retry_topics=True)
+    calls: list[tuple[int, int]] = []
+
+    @consumer.on("Thing")
+    def handle(each: Event, connection: psycopg.Connection[Any]) -> None:
+        calls.append((each.value["n"], each.attempt))
+        if each.value["n"] == 0 or (each.value["n"] == 1 and each.attempt < 3):
+            raise ConnectionError
+        write_effect(each, connection)
+
+    shop.publish(*[event(n) for n in range(4)])
+    with consuming(consumer):
+        shop.wait_effects([2, 3, 1], 60)
+        wait_for(shop.dead_letters, what="the hopeless one is parked")
+    assert [attempt for n, attempt in calls if n == 0] == [1, 2, 3]
+    [letter] = letters(shop.dead_letters())
+    assert (letter["cdc.attempts"], letter["__connect.errors.topic"]) == ("3", shop.topic)
+    assert letter["cdc.reason"] == "handler"
+
+
+def test_a_lost_connection_is_made_again_and_nothing_happens_twice(shop: RabbitLine, rabbit_broker: RabbitBroker) -> None:
+    said: list[str] = []
+    consumer = shop.consumer(observer=shop.listening(said), in_flight=50)
+
+    @consumer.on("Thing")
+    def write(each: Event, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SELECT pg_sleep(0.01)")
+        write_effect(each, connection)
+
+    shop.publish(*[event(n) for n in range(300)])
+    with consuming(consumer):
+        wait_for(lambda: len(shop.effects()) > 20, what="it works")
+        rabbit_broker.control("close_all_connections", "for a test")
+        shop.wait_effects(range(300), 60)
+    assert shop.left() == 0
+    assert any("RabbitMQ" in each for each in said)
+
+
+def test_what_a_person_has_to_mend_is_said(shop: RabbitLine) -> None:
+    with pytest.raises(ConfigurationError, match="no option 'queue'"):
+        shop.consumer(rabbitmq={"queue": "x"})
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        shop.consumer(rabbitmq={"url": "nonsense"})
+    nowhere = shop.consumer(rabbitmq={"exchange": "not-there"})
+    nowhere.on("Thing")(write_effect)
+    with pytest.raises(SinkRefused, match="no exchange 'not-there'"):
+        nowhere.run()
+    other = shop.consumer(rabbitmq={"single_active": False})
+    other.on("Thing")(write_effect)
+    with pytest.raises(SinkRefused, match="inequivalent arg 'x-single-active-consumer'"):
+        other.run()
