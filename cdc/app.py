@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from cdc.audit.open_letters import OpenLetters
@@ -44,6 +44,7 @@ from cdc.settings import Settings
 from cdc.settings import mapping as settings_mapping
 
 if TYPE_CHECKING:
+    from cdc.audit.consumer_letters import LettersPublisher
     from cdc.audit.finding import Doctor
     from cdc.audit.payloads import Payloads
     from cdc.audit.takeover import Takeover
@@ -273,6 +274,27 @@ def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
         position_topic=settings.topics.position,
         create=create(settings),
     )
+
+
+def letters_publisher(settings: Settings, command: str, topic: str) -> LettersPublisher:
+    """Return who gives a consumer what it has parked in this topic."""
+    if settings.redis is None:
+        return command_publisher(settings, command)
+    try:
+        from cdc.redis.letters import RedisLetters  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise _without("redis", "redis") from None
+    redis, name = settings.redis, f"{settings.name}-{command}"
+    return RedisLetters(url=redis.url.get_secret_value(), name=name, sentinel=redis.sentinel, topic=topic)
+
+
+def consuming(settings: Settings) -> dict[str, Any]:
+    """Return what a consumer is told of the pipeline's sink: `Consumer(name, **consuming(settings), ..)`."""
+    if settings.redis is not None:
+        redis = settings.redis
+        return {"redis": {"url": redis.url.get_secret_value(), "sentinel": redis.sentinel, "streams": redis.streams}}
+    _only_kafka(settings)
+    return {"kafka": dict(settings.kafka)}
 
 
 def kafka_subscriber(settings: Settings) -> Subscriber:

@@ -1,8 +1,9 @@
 """`cdc dead-letters redrive --consumer NAME`: events that a consumer parked are given to it once more.
 
-Strategy: as with a pipeline's letters, fence, then read, then publish events and the records that close their letters in one Kafka
-transaction. A consumer's letter is the event itself, so nothing is encoded again; it goes to the consumer's own topic
-`cdc.NAME.redriven`, so that no other group sees it, with the original bytes, key and headers, and `ce_replay: redrive:ID`.
+Strategy: as with a pipeline's letters, fence, then read, then publish events and the records that close their letters at once: in
+one Kafka transaction, or one MULTI of Redis. A consumer's letter is the event itself, so nothing is encoded again; it goes to the
+consumer's own topic `cdc.NAME.redriven`, so that no other group sees it, with the original bytes, key and headers, and
+`ce_replay: redrive:ID`.
 
 A letter over its topic's limit has kept no value, and cannot be redriven: its event may still lie where `__connect.errors.topic`,
 `.partition` and `.offset` say.
@@ -10,7 +11,9 @@ A letter over its topic's limit has kept no value, and cannot be redriven: its e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cdc.audit.dead_letters import STEP, Choice, DeadLetters, Letter, Progress
 from cdc.audit.redrive import SHOWN, Redriven
@@ -18,11 +21,19 @@ from cdc.consumer.dead_letter import redriven
 from cdc.consumer.event import envelope
 from cdc.consumer.names import Names
 from cdc.errors import AuditFailed
-from cdc.event import Record
-from cdc.kafka.publisher import KafkaPublisher
-from cdc.kafka.subscriber import Seen
+from cdc.event import Record, Seen
 from cdc.outbox.dead_letter import REDRIVEN
-from cdc.resilience.call import nobody_waits
+from cdc.resilience.call import Waiting, nobody_waits
+
+
+class LettersPublisher(Protocol):
+    """Publishes records at once and once: who fences later makes the commit of who fenced before fail."""
+
+    def fence(self, waiting: Waiting) -> None: ...  # noqa: D102 - see above
+    def require(self, topics: Sequence[str], waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
+    def commit(self, position: None, waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
+    def close(self) -> None: ...  # noqa: D102 - see Publisher
 
 
 @dataclass(slots=True)
@@ -30,7 +41,7 @@ class ConsumerRedrive:
     """One redrive of a consumer's letters; `run` may be called again after a Retriable error."""
 
     letters: DeadLetters
-    publisher: KafkaPublisher
+    publisher: LettersPublisher
     names: Names
     choice: Choice
     progress: Progress

@@ -202,7 +202,7 @@ def _reading(settings: Settings, consumer: str | None = None) -> Iterator[DeadLe
 def _redriven_for(settings: Settings, consumer: str, choice: Choice, timeout_s: float) -> list[Redriven]:
     """Give a consumer what it has parked once more."""
     with _reading(settings, consumer) as dead, ExitStack() as stack, progress("redriving") as step:
-        publisher = cdc_app.command_publisher(settings, f"redrive-{consumer}")
+        publisher = cdc_app.letters_publisher(settings, f"redrive-{consumer}", dead.topic)
         stack.callback(publisher.close)
         return within(timeout_s, ConsumerRedrive(dead, publisher, Names(consumer), choice, step).run)
 

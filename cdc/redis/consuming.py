@@ -7,7 +7,6 @@ delivered and is not acknowledged, because Redis acknowledges entries one by one
 from __future__ import annotations
 
 import queue
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,7 +16,7 @@ from redis import exceptions
 
 from cdc.errors import ConfigurationError, Retriable, SinkRefused
 from cdc.event import Place, Record, Seen
-from cdc.redis.entry import DATA, KEY, TIMESTAMP, field_of, id_of, stream_of
+from cdc.redis.entry import entry_of, id_of, stream_of
 from cdc.redis.holder import ANSWER_S, STREAMS_MAX, Ack, Assigned, Committed, Event, Group, Hitch, Holder, Lost, Records, Release, Revoked
 from cdc.redis.link import Wire, fault
 from cdc.redis.membership import MOVE, leases, members
@@ -263,7 +262,7 @@ class RedisMover:
         stream = stream_of(topic, number, 1 if self._is_own(topic) else self._options.streams)
         ids = [id_of(each) for each in {*(each for each in ticket.delivered if each < offset), offset - 1}]
         keys = (members(self._group), leases(self._group), stream, record.topic)
-        words = (ticket.token, self._group, id_of(offset - 1), int(self._is_own(topic)), len(ids), *ids, *_fields(record))
+        words = (ticket.token, self._group, id_of(offset - 1), int(self._is_own(topic)), len(ids), *ids, *entry_of(record))
         if self._ask("EVAL", MOVE, len(keys), *keys, *words) == b"LOST":
             msg = f"{stream} was taken by another member"
             raise Retriable(msg)
@@ -283,14 +282,3 @@ class RedisMover:
         except (exceptions.RedisError, OSError) as error:
             self.close()
             raise fault(error, "moving a record") from None
-
-
-def _fields(record: Record) -> list[bytes]:
-    """Return an entry's fields and values in turn, as a pipeline writes them."""
-    when_ms = record.timestamp_ms or time.time_ns() // 1_000_000
-    found = [] if record.key is None else [KEY, record.key]
-    found += [TIMESTAMP, b"%d" % when_ms]
-    for name, value in record.headers:
-        if value is not None:
-            found += [field_of(name), value]
-    return found if record.value is None else [*found, DATA, record.value]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from cdc.event import Seen
+from cdc.event import Record, Seen
 
 KEY, TIMESTAMP, DATA = b"key", b"timestamp", b"data"
 
@@ -53,6 +53,17 @@ def offset_of(entry_id: bytes) -> int:
 def id_of(offset: int) -> str:
     """Return a number as the id that it was."""
     return f"{offset >> SEQUENCE_BITS}-{offset & ((1 << SEQUENCE_BITS) - 1)}"
+
+
+def entry_of(record: Record) -> list[bytes]:
+    """Return an entry's fields and values in turn; a record without a timestamp leaves that to the entry's id."""
+    found = [] if record.key is None else [KEY, record.key]
+    if record.timestamp_ms:
+        found += [TIMESTAMP, b"%d" % record.timestamp_ms]
+    for name, value in record.headers:
+        if value is not None:
+            found += [field_of(name), value]
+    return found if record.value is None else [*found, DATA, record.value]
 
 
 def seen(topic: str, number: int, entry_id: bytes, fields: Sequence[bytes]) -> Seen:

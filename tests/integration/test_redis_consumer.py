@@ -17,11 +17,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.app import consuming as consuming_from
 from cdc.consumer import Consumer, Event, Retry
 from cdc.consumer.lane import Place
 from cdc.devstack.redis import SENTINEL, RedisServer
 from cdc.errors import ConfigurationError
 from cdc.observe.consumers import ConsumerMetrics
+from cdc.settings import load
 from cdc.testing.windows import running
 from tests.consumers import RedisLine, consuming, event, letters, redis_line, write_effect
 from tests.streams import RedisPipeline, new_redis
@@ -194,10 +196,11 @@ def test_little_is_read_ahead_and_a_long_handler_keeps_its_stream(shop: RedisLin
         first = client.zscore(f"cdc.{shop.name}.members", token)
         wait_for(lambda: (client.zscore(f"cdc.{shop.name}.members", token) or 0) > first + 1000, what="it lives while it handles")
         assert client.xpending(shop.stream(), shop.name)["pending"] <= 20
-        wait_for(lambda: watching.lag.get((shop.topic, 0)) == 100, what="the lag is told")
+        tells = any("lag" in each for each in client.xinfo_groups(shop.stream()))  # since Redis 7.0
+        wait_for(lambda: not tells or watching.lag.get((shop.topic, 0)) == 100, what="the lag is told")
         held.set()
         wait_for(lambda: shop.committed() == 100, what="all is through")
-        wait_for(lambda: watching.lag.get((shop.topic, 0)) == 0, what="no lag is left")
+        wait_for(lambda: not tells or watching.lag.get((shop.topic, 0)) == 0, what="no lag is left")
     assert not watching.said
 
 
@@ -271,12 +274,15 @@ def test_the_pages_rights_are_enough_and_what_a_pipeline_publishes_is_consumed(s
     with streams.client as client:
         client.execute_command("ACL", "SETUSER", shop.name, *rights)
     url = streams.url.replace("redis://", f"redis://{shop.name}:secret@")
+    assert consuming_from(load(streams.write()))["redis"]["url"] == streams.url
     consumer = shop.consumer(redis={"url": url}, retry_topics=True, retry=Retry.fixed(0.02, attempts=2))
+    mended = False
 
     @consumer.on("Thing")
     def write(event: Event, connection: psycopg.Connection[Any]) -> None:
-        if event.value["n"] == 3:
+        if event.value["n"] == 3 and not mended:
             raise ConnectionError
+        assert event.newer_applied is mended
         write_effect(event, connection)
 
     with consuming(consumer):
@@ -286,6 +292,14 @@ def test_the_pages_rights_are_enough_and_what_a_pipeline_publishes_is_consumed(s
     [letter] = json.loads(streams.here("dead-letters", "list", "--consumer", shop.name, "--json").out.splitlines()[-1])["dead_letters"]
     assert (letter["reason"], letter["topic"]) == ("handler", shop.topic)
     assert streams.here("dead-letters", "show", letter["id"], "--consumer", shop.name, "--payload").code == 0
+    redriven = streams.here("dead-letters", "redrive", letter["id"], "--consumer", shop.name)
+    assert redriven.code == 0, redriven.err
+    assert "newer events" in redriven.err
+    mended = True
+    with consuming(consumer):
+        shop.wait_effects([1, 2, 4, 5, 3])
+    listed = json.loads(streams.here("dead-letters", "list", "--consumer", shop.name, "--json").out.splitlines()[-1])
+    assert listed == {"dead_letters": [], "open": 0}
     with streams.client as client:
         client.acl_deluser(shop.name)
     streams.stop()
