@@ -84,9 +84,6 @@ def demo(
     if keep and sink is not SinkName.KAFKA:
         msg = f"--keep leaves PostgreSQL and Kafka up, and no {sink.label}"
         raise ConfigurationError(msg, "leave it out; `cdc dev up` starts servers that stay")
-    if (consumers or kill_consumers is not None) and sink is not SinkName.KAFKA:
-        msg = f"the shop's services do not read from {sink.label} yet"
-        raise ConfigurationError(msg, "leave --consumers and --kill-consumers out")
     with ExitStack() as cleanup:
         served = consumers or kill_consumers is not None
         play = Demo(orders, writers or writers_for(rate, crowded=served), rate, seed, seconds, keep=keep, cleanup=cleanup)
@@ -155,7 +152,7 @@ class Demo:
         self.pipeline = self._own(PipelineProcess(self.config, port), PipelineProcess.stop)
         self.pipeline.start()
         topics = [TOPIC, self.settings.topics.dead_letter]
-        open_topics(self.settings, topics)
+        open_topics(self.settings, [TOPIC])
         self.subscriber = self._own(app.subscriber(self.settings), lambda reader: reader.close())
         self.watcher = self._own(Watcher(self.subscriber, topics, self._visible), Watcher.close)
         outbox = Outbox(schemas=self.settings.schemas.folder)
@@ -303,7 +300,7 @@ admin_dsn = "{stack.postgres.dsn(name)}"
 [schemas]
 folder = "{schemas}"
 
-{sink_table(stack)}
+{sink_table(stack, name)}
 
 [http]
 listen = "127.0.0.1:{port}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cdc import app
 from cdc.audit.judge import Verdict
+from cdc.cli.demo_sink import consumer_sink, open_topics
 from cdc.cli.init import init
 from cdc.cli.verify import audit
 from cdc.devstack.demo.child import PipelineProcess
@@ -22,7 +22,6 @@ from cdc.devstack.demo.staff import Staff, furnish, make_databases
 from cdc.devstack.process import held_ports, port_of
 from cdc.devstack.stack import Stack
 from cdc.errors import AuditFailed
-from cdc.kafka.topics import Create
 from cdc.settings import Settings, load
 
 MAIL_FAILS: Final = 0.002
@@ -57,16 +56,13 @@ class Services:
             self.cleanup.callback(held.close)
         pipeline_port, port = map(port_of, ports)
         dsns = make_databases(self.stack.postgres.dsn(), self.stack.postgres.dsn)
-        self.place = Place(self.stack.kafka.bootstrap_servers, settings.schemas.folder, dsns, port, MAIL_FAILS)
+        self.place = Place(consumer_sink(self.stack), settings.schemas.folder, dsns, port, MAIL_FAILS)
         config = self.folder / "inventory.toml"
         config.write_text(self.configuration("inventory", self.stack, pipeline_port))
         self.settings = load(config)
         init(config=config, create_table=True)
         furnish(self.place, cups=max(10, round(expected_orders * SCARCE / 10)))
-        topics = app.kafka_subscriber(settings).topics
-        for topic in self.place.topics(ORDERS, STOCK, USERS):
-            topics.create(topic, Create(3, 1, 1), {}, _nothing)
-        topics.close()
+        open_topics(settings, self.place.topics(ORDERS, STOCK, USERS))
         self._pipeline = PipelineProcess(config, pipeline_port)
         self.cleanup.callback(self._pipeline.stop)
         self._pipeline.start()
@@ -113,6 +109,8 @@ class Services:
 
     def verdict(self) -> Verdict:
         """Judge inventory's table against its topic, and end its pipeline."""
+        if self.settings.sink == "rabbitmq":  # whoever has RabbitMQ's lease has the position alone
+            self._pipeline.stop()
         verdict = audit(self.settings, None, AUDIT_TIMEOUT_S, _nothing)
         self._pipeline.stop()
         return verdict

@@ -17,6 +17,8 @@ from cdc.settings import Settings
 
 TOPIC: Final = "outbox.event.Order"
 
+EXCHANGE: Final = "shop"
+
 
 class SinkName(StrEnum):
     """What the demo can publish to."""
@@ -38,12 +40,21 @@ def broker(sink: SinkName) -> Server | None:
     return debian.redis_server() if sink is SinkName.REDIS else debian.rabbit_broker()
 
 
-def sink_table(stack: Stack) -> str:
-    """Return the settings' table of a broker."""
+def consumer_sink(stack: Stack) -> dict[str, dict[str, str]]:
+    """Return what a consumer is told of the broker."""
+    if isinstance(stack.broker, RedisServer):
+        return {"redis": {"url": stack.broker.url}}
+    if isinstance(stack.broker, RabbitBroker):
+        return {"rabbitmq": {"url": stack.broker.url, "exchange": EXCHANGE}}
+    return {"kafka": {"bootstrap.servers": stack.kafka.bootstrap_servers}}
+
+
+def sink_table(stack: Stack, pipeline: str) -> str:
+    """Return the settings' table of a broker; the pipelines of the shop share it."""
     if isinstance(stack.broker, RedisServer):
         return f'[redis]\nurl = "{stack.broker.url}"\nmaxlen = 0'
     if isinstance(stack.broker, RabbitBroker):
-        return f'[rabbitmq]\nurl = "{stack.broker.url}"\nexchange = "shop"\naudit = "shop.audit"'
+        return f'[rabbitmq]\nurl = "{stack.broker.url}"\nexchange = "{EXCHANGE}"\naudit = "{pipeline}.audit"'
     kafka = f'[kafka]\n"bootstrap.servers" = "{stack.kafka.bootstrap_servers}"'
     return f"{kafka}\n\n[topics]\ncreate = {{ partitions = 3, replication_factor = 1 }}"
 
@@ -52,9 +63,10 @@ def open_topics(settings: Settings, topics: list[str]) -> None:
     """Make the topics, so that who watches finds them before the first row."""
     if settings.sink == "kafka":
         admin = app.kafka_subscriber(settings).topics
-        admin.create(TOPIC, Create(3, 1, 1), {}, nobody_waits)  # the pipeline makes the others
+        for topic in topics:
+            admin.create(topic, Create(3, 1, 1), {}, nobody_waits)
         admin.close()
         return
     publisher = app.publisher(settings)
-    publisher.require(topics, nobody_waits)
+    publisher.require([*topics, settings.topics.dead_letter], nobody_waits)
     publisher.close()

@@ -345,6 +345,10 @@ class Consumer:
     def _store(self) -> Store | None:
         return None if self._postgres is None else Store(self.name, self._connect)
 
+    def create_topics(self) -> None:
+        """Make the consumer's own topics, as `run` does; with RabbitMQ also its queues, which get what is published from then on."""
+        self._broker.prepare(list(self._topics), [self.names.dead_letter, *self._own_topics()])
+
     def _prepare(self) -> None:
         """Make the topics that are ours, if we may, and warn of an inbox that forgets too early."""
         try:

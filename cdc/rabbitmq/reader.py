@@ -139,11 +139,12 @@ class RabbitReader:
             again = place in before.letters
             before.letters.add(place or b"")
             return again and place is not None
-        place = headers.get("ce_sequence") if stream == self._audit else None
-        if place is None or place > before.newest:
-            before.newest = place or before.newest
+        place, source = headers.get("ce_sequence") if stream == self._audit else None, headers.get("ce_source") or b""
+        if place is None:
             return False
-        return True
+        again = place <= before.newest.get(source, b"")
+        before.newest[source] = max(place, before.newest.get(source, b""))
+        return again
 
     def _linked(self, waiting: Waiting) -> Link:
         if self._link is None or self._link.failed:
@@ -210,9 +211,9 @@ class RabbitReader:
 
 @dataclass(slots=True)
 class _Before:
-    """What one read has seen: the newest event, and the places of dead letters."""
+    """What one read has seen: the newest event of each source, because pipelines may share an exchange, and dead letters."""
 
-    newest: bytes = b""
+    newest: dict[bytes, bytes] = field(default_factory=dict)
     letters: set[bytes] = field(default_factory=set)
 
 

@@ -69,7 +69,7 @@ def shop(pipeline: Pipeline) -> Iterator[Shop]:
     pipeline.start()
     [held] = held_ports(1)
     place = Place(
-        pipeline.bootstrap,
+        {"kafka": {"bootstrap.servers": pipeline.bootstrap}},
         str(ROOT / "schemas"),
         dict.fromkeys(DATABASES, pipeline.dsn),
         port_of(held),

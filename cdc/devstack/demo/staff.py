@@ -46,7 +46,10 @@ def furnish(place: Place, cups: int) -> None:
         for sku, quantity in (("book", PLENTY), ("tea", PLENTY), ("cup", cups)):
             inventory.receive(connection, sku, quantity)
     for make in (inventory.inventory, warehouse.warehouse, saga.saga, notification.notification, analytics.analytics):
-        make(place).create_tables()
+        consumer = make(place)
+        consumer.create_tables()
+        if "rabbitmq" in place.sink:  # a queue gets what is published from the time on at which it is bound
+            consumer.create_topics()
 
 
 class Staff:

@@ -20,10 +20,11 @@ DATABASES = ("shop", "inventory", "notification", "analytics")
 class Place:
     """Addresses. `dsns` has one for each of DATABASES; `mail_fails` is the share of mails that the mail server refuses at first.
 
-    `prefix` is put before the consumers' names, for several shops on one Kafka.
+    `sink` is the one setting that chooses the broker, as a consumer takes it: `{"kafka": {"bootstrap.servers": ..}}`, or `redis`, or
+    `rabbitmq`. `prefix` is put before the consumers' names, for several shops on one broker.
     """
 
-    bootstrap: str
+    sink: dict[str, dict[str, Any]]
     schemas: str
     dsns: dict[str, str]
     port: int = 0
@@ -55,10 +56,10 @@ class Place:
         """Return what every consumer of the shop has in common.
 
         With an `instance` a consumer that was killed and comes back within the session's time has its partitions at once; a new
-        member would wait until the group has missed the old one (45 s).
+        member would wait until the group has missed the old one (45 s with Kafka).
         """
         return {
-            "kafka": {"bootstrap.servers": self.bootstrap},
+            **self.sink,
             "schemas": self.schemas,
             "postgres": None if database is None else self.dsns[database],
             "create": Create(partitions=1, replication_factor=1, min_insync_replicas=1),
