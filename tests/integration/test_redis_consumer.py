@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import threading
@@ -324,3 +325,40 @@ def test_a_consumer_follows_the_replica_that_sentinel_promotes(unique: str, data
                 shop.bootstrap = replica.url
                 shop.publish(*[event(n) for n in range(20, 40)])
                 shop.wait_effects(range(40))
+
+
+@pytest.mark.soak
+def test_members_that_are_killed_and_frozen_at_random_and_a_redis_that_is_restarted(
+    unique: str, own_redis: RedisServer, database: str, tmp_path: Path
+) -> None:
+    shop = redis_line(unique, own_redis.url, database, tmp_path)
+    shop.make_topic(partitions=4)
+    shop.consumer()  # makes the tables
+    chance, size = random.Random(11), 4_000
+    arguments = (shop.name, shop.sink, shop.dsn, shop.schemas)
+    members = [running(slow, *arguments) for _ in range(3)]
+    try:
+        for start in range(0, size, 200):
+            shop.publish(*[event(n, partition=n % 4) for n in range(start, start + 200)])
+            before = len(shop.effects())
+            wait_for(lambda before=before: len(shop.effects()) > before + 20, 60, "some of it is done")  # type: ignore[misc]
+            victim = chance.randrange(3)
+            pid = members[victim].process.pid
+            assert pid is not None
+            if chance.random() < 0.5:
+                members[victim].kill()
+                members[victim] = running(slow, *arguments)
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                before = len(shop.effects())
+                wait_for(lambda before=before: len(shop.effects()) > before + 20, 60, "the others go on")  # type: ignore[misc]
+                os.kill(pid, signal.SIGCONT)
+            if chance.random() < 0.2:
+                own_redis.kill()
+                own_redis.start()
+        wait_for(lambda: sum(shop.committed(each) for each in range(4)) == size, 300, "all is through")
+    finally:
+        for member in members:
+            member.kill()
+    for number in range(4):
+        assert [n for n in shop.effects() if n % 4 == number] == list(range(number, size, 4)), "once, and in order within a stream"
