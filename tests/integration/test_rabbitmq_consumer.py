@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,16 @@ import psycopg
 import pytest
 
 from cdc.consumer import Consumer, Event, Retry
+from cdc.devstack.demo.shop import analytics, data, inventory, notification
+from cdc.devstack.demo.shop.events import OrderPaid
+from cdc.devstack.demo.shop.place import DATABASES, Place
 from cdc.devstack.rabbitmq import RabbitBroker
 from cdc.errors import ConfigurationError, SinkRefused
+from cdc.outbox import Outbox
 from cdc.testing.windows import Window, killed_at, running
 from tests.consumers import RabbitLine, consuming, event, letters, rabbit_line, write_effect
+from tests.docs.pages import ROOT
+from tests.rabbit import RabbitPipeline
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.packages]
@@ -149,6 +158,40 @@ def test_a_lost_connection_is_made_again_and_nothing_happens_twice(shop: RabbitL
         shop.wait_effects(range(300), 60)
     assert shop.left() == 0
     assert any("RabbitMQ" in each for each in said)
+
+
+@contextmanager
+def served(rabbit: RabbitPipeline, *make: Callable[[Place], Consumer]) -> Iterator[list[Consumer]]:
+    """Services of the shop behind one exchange, in one database; each of them notes payments."""
+    rabbit.set(schemas__folder=str(ROOT / "schemas"))
+    rabbit.init()
+    sink = {"rabbitmq": {"url": rabbit.broker.url, "exchange": rabbit.exchange}}
+    dsns = dict.fromkeys(DATABASES, rabbit.dsn)
+    place = Place(sink, str(ROOT / "schemas"), dsns, route=rabbit.name, prefix=f"{rabbit.name}-")
+    for statements in (data.DDL, inventory.DDL, notification.DDL, analytics.DDL.format(table="facts"), "CREATE TABLE paid (who text)"):
+        rabbit.execute(statements)
+    services = [each(place) for each in make]
+    for service in services:
+        service.on(OrderPaid, name="paid")(partial(note_payment, service.name.removeprefix(place.prefix)))
+        service.create_tables()
+        service.create_topics()
+    rabbit.start()
+    with consuming(*services):
+        yield services
+
+
+def note_payment(service: str, _: Event[OrderPaid], connection: psycopg.Connection[Any]) -> None:
+    connection.execute("INSERT INTO paid VALUES (%s)", (service,))
+
+
+def test_a_payment_fans_out_from_one_exchange_to_inventory_notification_and_analytics(rabbit: RabbitPipeline) -> None:
+    with served(rabbit, inventory.inventory, notification.notification, analytics.analytics):
+        with rabbit.connection.transaction():
+            for number in range(5):
+                data.Orders(Outbox(schemas=ROOT / "schemas")).paid(rabbit.connection, f"order-{number}", 700)
+        expected = [("analytics", 5), ("inventory", 5), ("notification", 5)]
+        wait_for(lambda: rabbit.execute("SELECT who, count(*) FROM paid GROUP BY 1 ORDER BY 1") == expected, 60, "each has each once")
+    assert rabbit.execute("SELECT type, count(*) FROM facts GROUP BY 1") == [("OrderPaid", 5)]
 
 
 def test_what_a_person_has_to_mend_is_said(shop: RabbitLine) -> None:
