@@ -27,9 +27,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from cdc.errors import CdcError, Retriable
 from cdc.event import Place, Seen
 from cdc.rabbitmq.group import PATIENCE_S, Group, Options, Queues, connected, queue_of
-from cdc.rabbitmq.link import Link, Subscription, new_link, parameters_of
+from cdc.rabbitmq.link import Link, new_link, parameters_of
 from cdc.rabbitmq.message import seen_of
 from cdc.rabbitmq.moving import RabbitMover
+from cdc.rabbitmq.subscription import Subscription
 from cdc.resilience.call import nobody_waits
 
 FETCH: Final = 1_000

@@ -26,6 +26,7 @@ from pika.spec import Basic
 
 from cdc.errors import CdcError, ConfigurationError, Retriable
 from cdc.rabbitmq.faults import raised
+from cdc.rabbitmq.subscription import Subscription
 
 LOG = logging.getLogger("cdc.rabbitmq")
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # what matters in it is raised
@@ -45,6 +46,10 @@ HEARTBEAT_S = 10
 """After two of them without a word the broker takes us for dead, and another instance may have the lease."""
 
 
+WRITE_BYTES = 64 * 1024
+"""Bytes that are joined for one write: what the socket does not take of a piece at once is copied."""
+
+
 class Message(NamedTuple):
     """What is published; `exchange` is empty for a queue by its name."""
 
@@ -60,32 +65,6 @@ class Delivery(NamedTuple):
     tag: int
     message_id: str
     body: bytes
-
-
-class Subscription:
-    """A consumer on a channel of its own; `ready` when the broker has taken it."""
-
-    def __init__(self, link: Link, queue: str) -> None:
-        self._link = link
-        self._queue = queue
-        self.channel: Any = None
-        self.ready = self.ended = False
-
-    def ack(self, tag: int) -> None:
-        """Acknowledge all deliveries up to this one."""
-        self._link.do(lambda: self.channel.basic_ack(tag, multiple=True))
-
-    def count(self, told: Callable[[int], object]) -> None:
-        """Ask how many messages are in the queue; `told` is called in the link's thread."""
-        self._link.do(
-            lambda: self.channel.queue_declare(self._queue, passive=True, callback=lambda frame: told(frame.method.message_count))
-        )
-
-    def end(self) -> None:
-        """Consume no more; in the link's thread."""
-        self.ended = True
-        if self.channel is not None and self.channel.is_open:
-            self.channel.close()
 
 
 class Link:
@@ -134,7 +113,7 @@ class Link:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of message bodies that were sent and not confirmed yet."""
+        """Bytes that were sent and not confirmed yet."""
         return self._bytes
 
     def open(self, waiting: Waiting) -> None:
@@ -147,6 +126,16 @@ class Link:
         self._handed += len(items)
         self.do(lambda: self._publish(map(make, items)))
 
+    def send(self, items: Sequence[Item], frames: Callable[[Item], bytes]) -> None:
+        """Hand over what `frames` makes whole messages of, as bytes; it is called in the link's thread."""
+        self._handed += len(items)
+        self.do(lambda: self._send(items, frames))
+
+    def framed(self) -> tuple[int, int]:
+        """Return the number of our channel, and the bytes of a body that one frame takes."""
+        assert self._connection is not None, "it is open"
+        return int(self._channel.channel_number), int(self._connection._body_max_length)  # noqa: SLF001 - as negotiated
+
     def consume(self, queue: str, on_delivery: Callable[[Delivery], None]) -> None:
         """Subscribe to a queue; `on_delivery` is called in the link's thread, and acknowledges by `ack`."""
         self.on_delivery = on_delivery
@@ -154,7 +143,7 @@ class Link:
 
     def subscribe(self, queue: str, prefetch: int, deliver: Deliver, arguments: dict[str, object] | None = None) -> Subscription:
         """Consume a queue on a channel of its own; `deliver` is called in the link's thread. What ends the channel ends the link."""
-        made = Subscription(self, queue)
+        made = Subscription(self.do, queue)
 
         def opened(channel: Any) -> None:  # noqa: ANN401 - pika has no types
             made.channel = channel
@@ -292,6 +281,26 @@ class Link:
             self._tag += 1
             unconfirmed[self._tag] = len(body)
             self._bytes += len(body)
+
+    def _send(self, items: Sequence[Item], frames: Callable[[Item], bytes]) -> None:
+        unconfirmed, pieces, size = self._unconfirmed, [], 0
+        for item in items:
+            message = frames(item)
+            self._tag += 1
+            unconfirmed[self._tag] = len(message)
+            size += len(message)
+            pieces.append(message)
+            if size >= WRITE_BYTES:
+                self._write(pieces, size)
+                pieces, size = [], 0
+        if pieces:
+            self._write(pieces, size)
+
+    def _write(self, pieces: list[bytes], size: int) -> None:
+        assert self._connection is not None, "it is open"
+        self._bytes += size
+        # What basic_publish ends in; pika has no other way for frames that are made already.
+        self._connection._output_marshaled_frames([b"".join(pieces)])  # noqa: SLF001
 
     def _confirmed(self, frame: Any) -> None:  # noqa: ANN401 - pika has no types
         method, unconfirmed = frame.method, self._unconfirmed

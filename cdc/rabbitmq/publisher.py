@@ -25,10 +25,11 @@ from collections.abc import Callable, Sequence
 from cdc.errors import InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record, Route, name_of
 from cdc.position import Position
-from cdc.rabbitmq.link import LOG, Link, Message, Waiting, new_link
-from cdc.rabbitmq.message import SHORT_BYTES, properties_of
+from cdc.rabbitmq.link import LOG, Link, Waiting, new_link
+from cdc.rabbitmq.message import SHORT_BYTES
 from cdc.rabbitmq.positions import Lease
 from cdc.rabbitmq.topology import Topology
+from cdc.rabbitmq.wire import Frames
 from cdc.resilience.call import nobody_waits
 
 LEASE_S = 30.0
@@ -88,6 +89,7 @@ class RabbitPublisher:
         self._lease: Lease | None = None
         self._blaming = False
         self._max_message_bytes = MAX_MESSAGE_BYTES
+        self._frames = Frames(0, 0, exchange, self._queues)
         self._unroutable: dict[str, float] = {}
         self._partition_seen = False
 
@@ -163,7 +165,10 @@ class RabbitPublisher:
             for record in records:
                 self._alone(link, record, waiting)
             return
-        link.publish(records, self._message)
+        if not self._partition_seen and any(record.partition >= 0 for record in records):
+            self._partition_seen = True
+            LOG.warning("a row chooses a partition, which RabbitMQ does not have: the column is ignored")
+        link.send(records, self._frames)
         self._confirmed(link, lambda: link.outstanding <= OUTSTANDING and link.outstanding_bytes <= OUTSTANDING_BYTES, waiting)
 
     def commit(self, position: Position, waiting: Waiting) -> None:
@@ -190,6 +195,7 @@ class RabbitPublisher:
             self.drop()
             self._link = new_link(self._url, self._name, self._confirm_timeout_s, self._clock)
             self._link.open(waiting)
+            self._frames = Frames(*self._link.framed(), self._exchange, self._queues)
         return self._link
 
     def _taken(self, waiting: Waiting, patience_s: float) -> Position | None:
@@ -200,7 +206,7 @@ class RabbitPublisher:
 
     def _alone(self, link: Link, record: Record, waiting: Waiting) -> None:
         """Publish one record and wait for its confirm: what the broker says now is said of it."""
-        link.publish([record], self._message)
+        link.send([record], self._frames)
         try:
             self._confirmed(link, lambda: not link.outstanding, waiting)
         except Poisoned as error:
@@ -231,10 +237,3 @@ class RabbitPublisher:
         self._unroutable.update(dict.fromkeys((each for _, each, _ in link.returned), until))
         msg = f"RabbitMQ returned a message with the routing key {key!r} ({why})"
         raise Retriable(msg, "bind a queue, or an alternate exchange; rows for it become dead letters")
-
-    def _message(self, record: Record) -> Message:
-        if record.partition >= 0 and not self._partition_seen:
-            self._partition_seen = True
-            LOG.warning("a row chooses a partition, which RabbitMQ does not have: the column is ignored")
-        exchange = "" if record.topic in self._queues else self._exchange
-        return Message(exchange, record.topic, record.value or b"", properties_of(record))

@@ -26,8 +26,9 @@ from pika import BasicProperties
 
 from cdc.errors import ConfigurationError, SinkRefused
 from cdc.event import Place, Seen, Shape
-from cdc.rabbitmq.link import PAUSE_S, Link, Message, Subscription, Waiting, new_link
+from cdc.rabbitmq.link import PAUSE_S, Link, Message, Waiting, new_link
 from cdc.rabbitmq.message import seen_of
+from cdc.rabbitmq.subscription import Subscription
 from cdc.rabbitmq.topology import STREAM, queue_question
 from cdc.resilience.call import nobody_waits
 

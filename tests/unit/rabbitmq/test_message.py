@@ -21,6 +21,7 @@ def test_what_amqp_has_a_property_for_is_that_property_and_headers_stay() -> Non
         "none": None,
         "bytes": b"\xff",
         "ce_partitionkey": "k",
+        "timestamp_in_ms": 1_800_000_000_999,
     }
 
 
