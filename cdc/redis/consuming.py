@@ -17,7 +17,8 @@ from redis import exceptions
 from cdc.errors import ConfigurationError, Retriable, SinkRefused
 from cdc.event import Place, Record, Seen
 from cdc.redis.entry import entry_of, id_of, stream_of
-from cdc.redis.holder import ANSWER_S, STREAMS_MAX, Ack, Assigned, Committed, Event, Group, Hitch, Holder, Lost, Records, Release, Revoked
+from cdc.redis.hearing import Ack, Assigned, Committed, Event, Group, Hitch, Lost, Records, Release, Revoked
+from cdc.redis.holder import ANSWER_S, STREAMS_MAX, Holder
 from cdc.redis.link import Wire, fault
 from cdc.redis.membership import MOVE, leases, members
 from cdc.redis.publisher import TOPIC

@@ -20,19 +20,26 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redis import exceptions
 
 from cdc.errors import CdcError, ConfigurationError, Retriable, SinkRefused
 from cdc.event import Place, Seen
 from cdc.redis.entry import id_of, seen, stream_of
+from cdc.redis.hearing import Assigned, Command, Committed, Event, Group, Hitch, Leave, Lost, Records, Release, Revoked
 from cdc.redis.link import Wire, fault
-from cdc.redis.membership import ACK, ACK_MAX, FETCH, RELEASE, TURN, leases, members
+from cdc.redis.membership import ACK, ACK_MAX, FETCH, RELEASE, TURN, leases, members, unpacked
 from cdc.resilience.backoff import Backoff
 
 FETCH_MAX: Final = 500
-"""Entries of one script."""
+"""Entries of one stream in one script."""
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""What one script may bring, about: as many entries as would be so much if they were as large as the last ones."""
+
+ENTRY_BYTES: Final = 100_000
+"""As large as an entry is taken to be before there was one."""
 
 TURN_S: Final = 1.0
 """How often we say that we live, and look for streams that are free or too many."""
@@ -57,87 +64,6 @@ STREAMS_MAX: Final = 1024
 
 FIRST_S, CAP_S = 0.1, 2.0
 """Delays before a membership begins anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """What a member reads, and how: `topics` with the number of their streams; from `own` ones what is acknowledged is deleted.
-
-    `session_s` is how long a member may be silent before others take its streams.
-    """
-
-    name: str
-    instance: str | None
-    topics: Mapping[str, int]
-    own: frozenset[str]
-    prefetch: int
-    session_s: float
-    from_end: bool
-
-
-class Assigned(NamedTuple):
-    """Streams are ours."""
-
-    places: Sequence[Place]
-    epoch: int
-    token: str
-
-
-class Revoked(NamedTuple):
-    """Streams are to be given back."""
-
-    places: Sequence[Place]
-    epoch: int
-
-
-class Lost(NamedTuple):
-    """Streams are ours no more."""
-
-    places: Sequence[Place]
-
-
-class Records(NamedTuple):
-    """What was read."""
-
-    records: Sequence[Seen]
-
-
-class Committed(NamedTuple):
-    """The answer to an Ack that is not waited for."""
-
-    offsets: Mapping[Place, int]
-    error: str = ""
-
-
-class Hitch(NamedTuple):
-    """Something failed that is tried again."""
-
-    what: str
-
-
-Event = Assigned | Revoked | Lost | Records | Committed | Hitch | BaseException
-
-
-class Ack(NamedTuple):
-    """Acknowledge entries; `offsets` is what the answer says, to `reply` if somebody waits there."""
-
-    entries: Mapping[Place, Sequence[int]]
-    offsets: Mapping[Place, int]
-    reply: queue.SimpleQueue[Mapping[Place, int]] | None = None
-
-
-class Release(NamedTuple):
-    """Give streams back."""
-
-    places: Sequence[Place]
-    epoch: int
-
-
-class Leave(NamedTuple):
-    """End."""
-
-
-Command = Ack | Release | Leave
 
 
 @dataclass(slots=True)
@@ -171,6 +97,7 @@ class Holder:
         self._wire: Wire | None = None
         self._token = self._before = ""
         self._epoch = self._attempt = 0
+        self._entry_bytes = ENTRY_BYTES
         self._joined = self._left = self._known = False
         self._turn_at = self._look_at = self._shape_at = 0.0
         self._scripts: dict[str, str] = {}
@@ -264,7 +191,7 @@ class Holder:
         room = self._group.prefetch - (self._put - self.taken)
         if not wanted or room <= 0:
             self._obey(FULL_S)
-        elif not self._fetch(wanted, min(FETCH_MAX, max(1, room // len(wanted)))):
+        elif not self._fetch(wanted, max(1, min(FETCH_MAX, min(room, FETCH_BYTES // self._entry_bytes) // len(wanted)))):
             self._wait(wanted)
 
     def _obey(self, wait_s: float, away: str = "") -> None:
@@ -352,10 +279,12 @@ class Holder:
         records: list[Seen] = []
         more = False
         for stream, (at, last, entries) in zip(streams, told, strict=True):
-            found = [seen(*self._places[stream.key], *entry) for entry in entries if entry is not None and entry[1] is not None]
+            found = [seen(*self._places[stream.key], *entry) for entry in unpacked(entries)]
             more = more or bool(found) or stream.at != ">"
+            if found:
+                self._entry_bytes = len(entries) // len(found)
             if stream.at == ">":
-                stream.last = entries[-1][0].decode() if entries else stream.last
+                stream.last = id_of(found[-1].offset) if found else stream.last
                 stream.unread = None if stream.unread is None else max(0, stream.unread - len(found))
             elif last:
                 stream.last = last.decode()

@@ -16,6 +16,8 @@ Rules.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from struct import Struct
 from typing import Final
 
 _ALIVE: Final = """
@@ -130,6 +132,19 @@ local function begun(key)
     if found.name == group then return found['last-delivered-id'] end
   end
 end
+local function packed(entries)
+  local parts = {}
+  for _, entry in ipairs(entries) do
+    if entry and entry[2] then
+      local words = entry[2]
+      parts[#parts + 1] = struct.pack('>I4I4', #words + 1, #entry[1])
+      for i = 1, #words do parts[#parts + 1] = struct.pack('>I4', #words[i]) end
+      parts[#parts + 1] = entry[1]
+      for i = 1, #words do parts[#parts + 1] = words[i] end
+    end
+  end
+  return table.concat(parts)
+end
 if not alive(token) then return {'LOST'} end
 local answer = {'OK'}
 for i = 3, #KEYS do
@@ -137,18 +152,19 @@ for i = 3, #KEYS do
   if redis.call('HGET', KEYS[2], 'lease:' .. key) ~= token then return {'LOST'} end
   if at == '>' then
     local found = redis.call('XREADGROUP', 'GROUP', group, member, 'COUNT', count, 'STREAMS', key, '>')
-    answer[#answer + 1] = {'>', '', found and found[1][2] or {}}
+    answer[#answer + 1] = {'>', '', packed(found and found[1][2] or {})}
   else
     local claimed = redis.call('XAUTOCLAIM', key, group, member, 0, at, 'COUNT', count)
     local last = claimed[1] == '0-0'
-    answer[#answer + 1] = {last and '>' or claimed[1], last and begun(key) or '', claimed[2]}
+    answer[#answer + 1] = {last and '>' or claimed[1], last and begun(key) or '', packed(claimed[2])}
   end
 end
 return answer
 """
 )
 """KEYS: members, leases, our streams. ARGV: token, group, member, most entries of a stream, and for each stream where claiming goes on, or
-`>`. Returns LOST, or OK and for each stream where to go on, the group's last entry when claiming has ended there, and entries.
+`>`. Returns LOST, or OK and for each stream where to go on, the group's last entry when claiming has ended there, and entries (see
+`unpacked`): as one text, because redis-py spends ten times as long on as many texts.
 
 What others have read and not acknowledged is claimed before anything new is read, so a stream is read in its order. Who has nothing left
 to acknowledge is no member of this stream any more, and is taken off Redis's list."""
@@ -180,6 +196,27 @@ return 'MOVED'
 many ids, the ids (its own and those settled before it), fields and values in turn. Returns MOVED, DONE when it was moved before, or LOST.
 
 XADD is the one command that can fail, and it is the first one that writes."""
+
+
+def unpacked(packed: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Yield the ids of entries, and their fields and values in turn.
+
+    Each entry is the number of its words, their lengths (all as 32 bits, big-endian), and the words, the id first.
+    """
+    at, end = 0, len(packed)
+    while at < end:
+        [count] = _LENGTHS[1].unpack_from(packed, at)
+        shape = _LENGTHS.get(count) or _LENGTHS.setdefault(count, Struct(f">{count}I"))
+        lengths = shape.unpack_from(packed, at + 4)
+        at += 4 + 4 * count
+        words = []
+        for length in lengths:
+            words.append(packed[at : at + length])
+            at += length
+        yield words[0], words[1:]
+
+
+_LENGTHS = {1: Struct(">I")}
 
 
 def members(group: str) -> str:
