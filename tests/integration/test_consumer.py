@@ -15,7 +15,7 @@ from cdc.consumer import Consumer, Event, Retry, Unprocessable
 from cdc.devstack.process import start
 from cdc.errors import SinkRefused
 from cdc.testing.windows import Window, killed_at
-from tests.consumers import CREATE, Line, RedisLine, consuming, event, letters, line, redis_line, write_effect
+from tests.consumers import CREATE, Line, consuming, event, letters, line, redis_line, write_effect
 from tests.pipeline import consume, sizes
 from tests.waiting import wait_for
 
@@ -165,11 +165,22 @@ def made(name: str, sink: dict[str, Any], dsn: str, schemas: Path) -> Consumer:
     return consumer
 
 
-@pytest.mark.parametrize("window", list(Window), ids=lambda window: window.name.lower())
+WINDOWS = [pytest.param("kafka", window, id=f"kafka-{window.name.lower()}") for window in Window] + [
+    pytest.param("redis", window, id=f"redis-{window.name.lower()}", marks=[pytest.mark.packages, *more])
+    for window, more in {
+        Window.RECEIVED: [pytest.mark.soak],
+        Window.MARKED: [pytest.mark.soak],
+        Window.APPLIED: [pytest.mark.soak],
+        Window.COMMITTED: [],
+        Window.PARKED: [],
+        Window.OFFSET_SENT: [pytest.mark.soak],
+    }.items()
+]
+
+
+@pytest.mark.parametrize(("anywhere", "window"), WINDOWS, indirect=["anywhere"])
 def test_a_crash_in_each_window(anywhere: Line, window: Window) -> None:
     shop = anywhere
-    if isinstance(shop, RedisLine) and window is Window.LETTER_SENT:
-        pytest.skip("one script has no such window")
     shop.make_topic()
     shop.consumer()  # makes the tables
     arguments = (shop.name, shop.sink, shop.dsn, shop.schemas)
@@ -209,7 +220,10 @@ def test_attempts_are_kept_over_a_restart(anywhere: Line) -> None:
     wait_for(lambda: not shop.execute("SELECT attempts FROM consumer_attempts"), what="they are forgotten")
 
 
-@pytest.mark.parametrize("inbox", ["events", "high-water"])
+RETRIED = [("kafka", "events"), ("kafka", "high-water"), pytest.param("redis", "events", marks=pytest.mark.packages)]
+
+
+@pytest.mark.parametrize(("anywhere", "inbox"), RETRIED, indirect=["anywhere"])
 def test_retry_topics_let_later_records_pass_and_keep_the_number(anywhere: Line, inbox: str) -> None:
     shop = anywhere
     shop.make_topic()
@@ -284,8 +298,7 @@ def test_the_pages_consumer_runs_as_it_stands(shop: Line, tmp_path: Path) -> Non
     assert shop.execute(pieces) == [(80,)]
 
 
-def test_fifty_orders_at_once_for_the_last_ten_pieces(anywhere: Line) -> None:
-    shop = anywhere
+def test_fifty_orders_at_once_for_the_last_ten_pieces(shop: Line) -> None:
     shop.make_topic(partitions=4)
     shop.execute("CREATE TABLE stock (pieces int CHECK (pieces >= 0))")
     shop.execute("INSERT INTO stock VALUES (10)")
