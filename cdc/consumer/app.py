@@ -353,6 +353,8 @@ class Consumer:
         """Make the topics that are ours, if we may, and warn of an inbox that forgets too early."""
         try:
             kept = self._broker.prepare(list(self._topics), [self.names.dead_letter, *self._own_topics()])
+        except ConfigurationError:
+            raise
         except CdcError as error:
             self._observer.hitch(self.name, f"topics could not be looked at: {type(error).__name__}")
             return

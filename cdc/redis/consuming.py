@@ -17,8 +17,9 @@ from redis import exceptions
 from cdc.errors import ConfigurationError, Retriable, SinkRefused
 from cdc.event import Place, Record, Seen
 from cdc.redis.entry import entry_of, id_of, stream_of
+from cdc.redis.groups import STREAMS_MAX, make_groups, refuse_parts
 from cdc.redis.hearing import Ack, Assigned, Committed, Event, Group, Hitch, Lost, Records, Release, Revoked
-from cdc.redis.holder import ANSWER_S, STREAMS_MAX, Holder
+from cdc.redis.holder import ANSWER_S, Holder
 from cdc.redis.link import Wire, fault
 from cdc.redis.membership import MOVE, leases, members
 from cdc.redis.publisher import TOPIC
@@ -94,16 +95,28 @@ class RedisBroker:
         return f"<RedisBroker for {self._group}>"
 
     def prepare(self, topics: Sequence[str], own: Sequence[str]) -> Mapping[str, int]:  # noqa: ARG002 - made by who reads or writes them
-        """See cdc.consumer.ports.Broker; streams are kept by number, so nobody knows for how long."""
+        """Make the group, so that what is published from now on waits for it; nobody knows how long a stream keeps it."""
         for topic in topics:
             if not TOPIC.fullmatch(topic):
                 raise ConfigurationError(f"topic {topic!r} cannot be the name of a stream", "see topics.route of the pipeline")
+        wire = Wire(self._options.url, self._group, self._options.sentinel, ANSWER_S)
+        group = self._reading(topics, ())
+        try:
+            refuse_parts(wire.ask, group)
+            make_groups(wire.ask, group)
+        except (exceptions.RedisError, OSError) as error:
+            raise fault(error, "making a group") from None
+        finally:
+            wire.close()
         return {}
 
     def member(self, topics: Sequence[str], own: Sequence[str]) -> RedisMember:
         """See cdc.consumer.ports.Broker."""
+        return RedisMember(Holder(self._options.url, self._options.sentinel, self._reading(topics, own)))
+
+    def _reading(self, topics: Sequence[str], own: Sequence[str]) -> Group:
         options = self._options
-        group = Group(
+        return Group(
             self._group,
             self._instance,
             {**dict.fromkeys(topics, options.streams), **dict.fromkeys(own, 1)},
@@ -112,7 +125,6 @@ class RedisBroker:
             options.session_s,
             options.start == "end",
         )
-        return RedisMember(Holder(options.url, options.sentinel, group))
 
     def mover(self) -> RedisMover:
         """See cdc.consumer.ports.Broker."""

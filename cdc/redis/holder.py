@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from cdc.errors import CdcError, ConfigurationError, Retriable, SinkRefused
+from cdc.errors import CdcError, Retriable, SinkRefused
 from cdc.event import Place, Seen
 from cdc.redis.entry import id_of, seen, stream_of
+from cdc.redis.groups import make_groups, refuse_parts
 from cdc.redis.hearing import Assigned, Command, Committed, Event, Group, Hitch, Leave, Lost, Records, Release, Revoked
 from cdc.redis.link import Wire, fault
 from cdc.redis.membership import ACK, ACK_MAX, FETCH, RELEASE, TURN, leases, members, unpacked
@@ -58,9 +59,6 @@ FULL_S: Final = 0.01
 
 ANSWER_S: Final = 10.0
 """How long Redis may take for an answer."""
-
-STREAMS_MAX: Final = 1024
-"""Streams of a topic at most (as in the settings of a pipeline)."""
 
 FIRST_S, CAP_S = 0.1, 2.0
 """Delays before a membership begins anew."""
@@ -145,16 +143,10 @@ class Holder:
         self._wire = Wire(self._url, self._group.name, self._sentinel, ANSWER_S)
         self._token, self._joined = f"{self.identity}.{secrets.token_hex(8)}", False
         self._scripts = {text: self._ask("SCRIPT", "LOAD", text).decode() for text in (TURN, FETCH, ACK, RELEASE)}
-        self._turn_at = self._look_at = self._shape_at = 0.0
-        self._look_at_shapes()
-        for key, (topic, _) in self._places.items():
-            # Only the very first look may begin at the end: what a Redis has lost of us is read again.
-            begin = "$" if self._group.from_end and not self._known and topic not in self._group.own else "0"
-            try:
-                self._ask("XGROUP", "CREATE", key, self._group.name, begin, "MKSTREAM")
-            except exceptions.ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
+        self._turn_at = self._look_at = 0.0
+        refuse_parts(self._ask, self._group)
+        make_groups(self._ask, self._group, again=self._known)
+        self._shape_at = time.monotonic() + SHAPE_S
         self._known = True
 
     def _begin_anew(self, error: Retriable) -> None:
@@ -185,7 +177,8 @@ class Holder:
             self._look_at = now + LOOK_S
             self._look_at_lag()
         if now >= self._shape_at:
-            self._look_at_shapes()
+            self._shape_at = now + SHAPE_S
+            refuse_parts(self._ask, self._group)
         paused = self.paused
         wanted = [stream for place, stream in self._held.items() if place not in paused and not stream.closing]
         room = self._group.prefetch - (self._put - self.taken)
@@ -313,17 +306,6 @@ class Holder:
                 told = dict(zip(flat[::2], flat[1::2], strict=True))
                 if told[b"name"] == self._group.name.encode():
                     stream.unread = told.get(b"lag")
-
-    def _look_at_shapes(self) -> None:
-        """Refuse to read a part of a topic only."""
-        self._shape_at = time.monotonic() + SHAPE_S
-        for topic, count in self._group.topics.items():
-            if topic in self._group.own:
-                continue
-            others = [f"{topic}:{number}" for number in range(0 if count == 1 else count, STREAMS_MAX)]
-            if self._ask("EXISTS", *others, *([topic] if count > 1 else [])):
-                msg = f"topic {topic!r} has other streams than the {count} that consumer {self._group.name} reads"
-                raise ConfigurationError(msg, "let redis' streams be the same as the pipeline's redis.streams, see docs/redis.md")
 
 
 def _asked_for(error: Exception) -> Retriable:

@@ -249,6 +249,10 @@ def test_a_part_of_a_topics_streams_is_refused(shop: RedisLine) -> None:
 
 def test_a_new_group_may_begin_at_the_end(shop: RedisLine) -> None:
     shop.make_topic()
+    with pytest.raises(ConfigurationError, match="name of a stream"):
+        wrong = shop.consumer(topics=["a topic"])
+        wrong.on("Thing")(write_effect)
+        wrong.run()
     shop.publish(event(1))
     watching = Watching()
     consumer = shop.consumer(redis={"start": "end"}, observer=watching)
