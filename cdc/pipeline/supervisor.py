@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cdc.errors import (
@@ -232,18 +232,19 @@ class Supervisor:
         self._stream(relay, position, cluster)
 
     def _first_look(self, evidence: continuity.Evidence) -> None:
-        """Refuse what cannot be streamed, on the strength of the last position only.
+        """Refuse what cannot be streamed, when the position was the same before and after the server was looked at.
 
-        A command's hold is hidden until the markers of its Kafka transaction are written, which is after its commit has returned:
-        it may have dropped the slot by then.
+        A command that changes the position drops the slot and makes it anew. Its hold is hidden until the markers of its Kafka transaction
+        are written, which is after its commit has returned; and it may have ended since the server was looked at.
         """
         try:
             continuity.first_look(evidence)
         except ContinuityError as error:
+            server = self._source.look()
             if self._publisher.last() != evidence.position:
                 msg = f"the position was changed while it was looked at ({error.what})"
                 raise Retriable(msg) from None
-            raise
+            continuity.first_look(replace(evidence, server=server))
 
     def _own(self, server: Server) -> None:
         """See that the slot is held by our connection, as the server sees it; only then what it shows counts.

@@ -132,10 +132,10 @@ def test_asked_to_stop_before_it_began() -> None:
 
 def test_what_is_clear_is_refused_before_anybody_is_fenced() -> None:
     stage = Stage()
-    stage.log.seen = [server(system_id="1")]
+    stage.log.seen = [server(system_id="1")] * 2
     with pytest.raises(ContinuityError):
         stage.run()
-    assert stage.world.calls == [*DOOR[:2], "last", *DROP]
+    assert stage.world.calls == [*DOOR[:2], "look", "last", *DROP]
     assert stage.heard.states == ["opening", "failed"]
     assert "this is PostgreSQL system 1" in stage.heard.heard[-1][2]
 
@@ -238,7 +238,7 @@ def test_a_hold_that_is_still_hidden_is_no_missing_slot() -> None:
     """The command's commit has returned, its markers are not written yet, and the slot is dropped by then."""
     stage = Stage()
     stage.kafka.hidden = position(hold="cdc slot rewind, today, here")
-    stage.log.seen = [server(slot=None), SERVER]
+    stage.log.seen = [server(slot=None), server(slot=None), SERVER]
 
     def look() -> None:
         if "last" in stage.world.calls:
@@ -249,15 +249,24 @@ def test_a_hold_that_is_still_hidden_is_no_missing_slot() -> None:
     stage.world.before["look"] = look
     stage.run()
     assert stage.heard.states == ["opening", "backoff", "opening", "held", "opening", "streaming", "stopping", "stopped"]
-    assert stage.world.calls[:3] == ["look", "peek", "last"]
+    assert stage.world.calls[:4] == ["look", "peek", "look", "last"]
+
+
+def test_a_slot_that_a_command_made_anew_meanwhile_is_not_missing() -> None:
+    """The slot was looked at while a command had dropped it, the position when the command had ended."""
+    stage = Stage()
+    stage.log.seen = [server(slot=None), SERVER]
+    stage.run()
+    assert stage.heard.states == ["opening", "streaming", "stopping", "stopped"]
+    assert stage.world.calls[:5] == ["look", "peek", "look", "last", "precheck"]
 
 
 def test_a_missing_slot_is_told_when_nothing_was_hidden() -> None:
     stage = Stage()
-    stage.log.seen = [server(slot=None)]
+    stage.log.seen = [server(slot=None)] * 2
     with pytest.raises(ContinuityError, match="is missing"):
         stage.run()
-    assert stage.world.calls[:3] == ["look", "peek", "last"]
+    assert stage.world.calls[:4] == ["look", "peek", "look", "last"]
 
 
 # the one recovery path
