@@ -55,7 +55,7 @@ WAIT_MS: Final = 100
 """Longest wait for an entry, and so for a command."""
 
 FULL_S: Final = 0.01
-"""How long we wait when there is nothing to read for us: all that may be read is full, or none is ours."""
+"""How long we wait when all that we have to read is full."""
 
 ANSWER_S: Final = 10.0
 """How long Redis may take for an answer."""
@@ -183,7 +183,7 @@ class Holder:
         wanted = [stream for place, stream in self._held.items() if place not in paused and not stream.closing]
         room = self._group.prefetch - (self._put - self.taken)
         if not wanted or room <= 0:
-            self._obey(FULL_S)
+            self._obey(FULL_S if self._held else WAIT_MS / 1000)
         elif not self._fetch(wanted, max(1, min(FETCH_MAX, min(room, FETCH_BYTES // self._entry_bytes) // len(wanted)))):
             self._wait(wanted)
 
