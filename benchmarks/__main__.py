@@ -1,6 +1,7 @@
 """`make bench`: this pipeline, the limits and its peers side by side on the same backlog and servers.
 
-Without options: the large backlog, the one of single-row transactions, latency, and a profile by step, in about 25 minutes on two cores.
+Without options: the large backlog, the one of single-row transactions, latency, a profile by step, and the other sinks, in about 28
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks import growth, latency, profile, quick, report
+from benchmarks import growth, latency, profile, quick, report, sinks
 from benchmarks.machine import where
 from benchmarks.peers.peer import Peer
 from benchmarks.versus import LARGE_PEERS, PEERS, SINGLE_PEERS, Backlog, tell, versus
@@ -25,7 +26,7 @@ PER_TRANSACTION = 100
 SINGLE_SHARE = 15
 """The backlog of single-row transactions is so many times smaller."""
 
-SELECTIONS = ("backlog", "single", "latency", "profile", "growth")
+SELECTIONS = ("backlog", "single", "latency", "profile", "sinks", "growth")
 
 
 def main() -> int:
@@ -50,7 +51,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only ours and its limits, three minutes")
-    parser.add_argument("--only", default="backlog,single,latency,profile", help=f"what is measured, of: {','.join(SELECTIONS)}")
+    parser.add_argument("--only", default="backlog,single,latency,profile,sinks", help=f"what is measured, of: {','.join(SELECTIONS)}")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"who takes part, of: {','.join(PEERS)}")
     parser.add_argument("--curves", default=",".join(growth.curves(1)), help="which curves growth has (default all of these: %(default)s)")
     parser.add_argument(
@@ -90,6 +91,7 @@ def _measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "single": lambda: backlog(options.events // SINGLE_SHARE, 1, SINGLE_PEERS),
         "latency": lambda: latency.compare(options.peers, options.seconds, tell),
         "profile": lambda: profile.measured(max(1_000, round(profile.ROWS * min(scale, 1)))),
+        "sinks": lambda: sinks.measured(max(10_000, round(sinks.ROWS * min(scale, 1))), options.repeat or 3, options.seconds, tell),
         "growth": lambda: growth.grow(options.curves, scale, tell),
     }
     found, place = {}, where()

@@ -96,7 +96,7 @@ class Rig:
 def set_up(environment: dict[str, str], *, skip: bool = False) -> Settings:
     """Do what `cdc init` does; rows that are there already are skipped, or there must be none."""
     loaded = load(None, (), environment)
-    publisher = app.kafka_publisher(loaded)
+    publisher = app.publisher(loaded)
     init(plan_of(loaded, create_table=True, skip=skip), publisher, time.time_ns() // 1000, lambda _: None)
     publisher.close()
     return loaded
