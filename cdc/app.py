@@ -46,10 +46,12 @@ from cdc.settings import mapping as settings_mapping
 if TYPE_CHECKING:
     from cdc.audit.consumer_letters import LettersPublisher
     from cdc.audit.finding import Doctor
+    from cdc.audit.offsets import Groups as MovableGroups
     from cdc.audit.payloads import Payloads
     from cdc.audit.takeover import Takeover
     from cdc.rabbitmq.publisher import RabbitPublisher
     from cdc.redis.publisher import RedisPublisher
+    from cdc.redis.reader import RedisReader
     from cdc.settings.debezium import Connector
     from cdc.settings.rabbitmq import RabbitSettings
     from cdc.settings.redis import RedisSettings
@@ -218,7 +220,7 @@ def redis_publisher(settings: Settings, redis: RedisSettings) -> RedisPublisher:
     )
 
 
-def redis_reader(settings: Settings, redis: RedisSettings) -> Reader:
+def redis_reader(settings: Settings, redis: RedisSettings) -> RedisReader:
     """Return a reader of Redis's streams."""
     try:
         from cdc.redis.reader import RedisReader  # noqa: PLC0415 - an extra
@@ -226,6 +228,14 @@ def redis_reader(settings: Settings, redis: RedisSettings) -> Reader:
         raise _without("redis", "redis") from None
     url, position = redis.url.get_secret_value(), settings.topics.position
     return RedisReader(url=url, name=settings.name, position_key=position, sentinel=redis.sentinel)
+
+
+def redis_groups(settings: Settings, redis: RedisSettings) -> MovableGroups:
+    """Return who moves the groups of Redis."""
+    reader = redis_reader(settings, redis)
+    from cdc.redis.offsets import RedisGroups  # noqa: PLC0415 - an extra, which is there
+
+    return RedisGroups(reader, url=redis.url.get_secret_value(), name=settings.name, sentinel=redis.sentinel)
 
 
 def key_hash(settings: Settings) -> Callable[[bytes], int] | None:
@@ -303,8 +313,10 @@ def kafka_subscriber(settings: Settings) -> Subscriber:
     return Subscriber(name=settings.name, kafka=settings.kafka)
 
 
-def groups(settings: Settings) -> Groups:
+def groups(settings: Settings) -> MovableGroups:
     """Return who moves consumer groups."""
+    if settings.redis is not None:
+        return redis_groups(settings, settings.redis)
     _only_kafka(settings)
     return Groups(admin_properties(client_properties(settings.kafka), settings.name))
 

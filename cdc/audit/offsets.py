@@ -6,18 +6,15 @@ nothing that came after it is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from confluent_kafka import IsolationLevel, TopicPartition
-
-from cdc.errors import ConfigurationError, KafkaRefused
-from cdc.kafka.groups import Groups, Place
-from cdc.kafka.subscriber import Seen, Subscriber
-from cdc.kafka.topics import at_time, earliest, latest
+from cdc.errors import ConfigurationError, SinkRefused
+from cdc.event import Place, Seen
 from cdc.outbox.mapping import topics_of
-from cdc.resilience.call import nobody_waits
+from cdc.pipeline.ports import Reader
+from cdc.resilience.call import Waiting, nobody_waits
 
 STEP = 1_000
 """Records between two reports of progress."""
@@ -40,25 +37,42 @@ class Goal:
     event: str | None = None
 
 
+class Groups(Protocol):
+    """Consumer groups of a sink; every method may raise Retriable or SinkRefused."""
+
+    def offsets_of(self, group: str, waiting: Waiting) -> dict[Place, int]:
+        """Return the offsets of a group, by partition."""
+
+    def members(self, group: str, waiting: Waiting) -> int:
+        """Return how many consumers read in the group's name now."""
+
+    def since(self, places: Sequence[Place], time_ms: int, waiting: Waiting) -> list[int]:
+        """Return the first offset of this time or later, -1 where no record has reached it."""
+
+    def move(self, group: str, offsets: Mapping[Place, int], waiting: Waiting) -> None:
+        """Set the offsets of a group; raises SinkRefused while it is in use."""
+
+    def close(self) -> None:
+        """Let every client go."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reset:
     """A group, and the topics that it is moved in; by default those of the pipeline's route that it has offsets in."""
 
     groups: Groups
-    subscriber: Subscriber
+    subscriber: Reader
     group: str
     route: str
     topics: Sequence[str] = ()
 
     def planned(self, goal: Goal, progress: Callable[[float], object]) -> list[Move]:
-        """Return where each partition would go; changes nothing. Raises KafkaRefused for a group that is in use."""
+        """Return where each partition would go; changes nothing. Raises SinkRefused for a group that is in use."""
         self._quiet()
         old = self.groups.offsets_of(self.group, nobody_waits)
         topics = self._topics(old)
-        counts = self.subscriber.topics.partitions(topics, nobody_waits)
-        places = [(topic, number) for topic in topics for number in range(counts[topic])]
-        new = self._goals(places, goal, progress)
-        return [Move(*place, old.get(place), new[place]) for place in places]
+        new = self._goals(topics, goal, progress)
+        return [Move(*place, old.get(place), offset) for place, offset in new.items()]
 
     def carried_out(self, moves: Sequence[Move]) -> None:
         """Move the group."""
@@ -68,10 +82,10 @@ class Reset:
     def _quiet(self) -> None:
         if members := self.groups.members(self.group, nobody_waits):
             msg = f"group {self.group!r} is in use by {members} consumers; nothing was moved"
-            raise KafkaRefused(msg, "stop them: they would commit their own offsets over the new ones")
+            raise SinkRefused(msg, "stop them: they would commit their own offsets over the new ones")
 
     def _topics(self, old: dict[Place, int]) -> list[str]:
-        there = self.subscriber.topics.names(nobody_waits)
+        there = self.subscriber.names(nobody_waits)
         if missing := sorted(set(self.topics) - set(there)):
             raise ConfigurationError(f"topic {missing[0]!r} does not exist", "see `cdc tail` for the topics of this pipeline")
         topics = sorted(self.topics or {topic for topic, _ in old} & set(topics_of(self.route, there)))
@@ -80,17 +94,17 @@ class Reset:
             raise ConfigurationError(msg, "correct --group, or name the topics: --topic")
         return topics
 
-    def _goals(self, places: Sequence[Place], goal: Goal, progress: Callable[[float], object]) -> dict[Place, int]:
+    def _goals(self, topics: Sequence[str], goal: Goal, progress: Callable[[float], object]) -> dict[Place, int]:
         time_ms, found = goal.time_ms, None
         if goal.event is not None:
-            found = self._find(sorted({topic for topic, _ in places}), goal.event, progress)
+            found = self._find(topics, goal.event, progress)
             time_ms = found.timestamp_ms
-        spec = earliest() if time_ms is None else at_time(time_ms)
-        ask = self.subscriber.topics.offsets
-        starts = ask({TopicPartition(*place): spec for place in places}, IsolationLevel.READ_COMMITTED, nobody_waits)
-        ends = ask({TopicPartition(*place): latest() for place in places}, IsolationLevel.READ_COMMITTED, nobody_waits)
-        # A time that no record has reached yet has no offset: the group waits at the end.
-        new = {place: start if start >= 0 else end for place, start, end in zip(places, starts, ends, strict=True)}
+        bounds = self.subscriber.bounds(topics, nobody_waits)
+        new = {place: first for place, (first, _) in bounds.items()}
+        if time_ms is not None:
+            # A time that no record has reached yet has no offset: the group waits at the end.
+            starts = zip(bounds.items(), self.groups.since(list(bounds), time_ms, nobody_waits), strict=True)
+            new = {place: min(start, end) if start >= 0 else end for (place, (_, end)), start in starts}
         if found is not None:
             new[found.topic, found.partition] = found.offset
         return new

@@ -45,7 +45,7 @@ def reset(
         raise ConfigurationError("it is not said where to", "give one of --to-earliest, --to-time and --to-event")
     goal = Goal(None if to_time is None else milliseconds(to_time, "--to-time"), to_event)
     settings = settings_from(config, sets)
-    groups, subscriber = composition.groups(settings), composition.kafka_subscriber(settings)
+    groups, subscriber = composition.groups(settings), composition.subscriber(settings)
     work = Reset(groups, subscriber, group, settings.topics.route, tuple(topics or ()))
     try:
         with progress("looking for the place") as step:

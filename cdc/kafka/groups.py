@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, IsolationLevel, TopicPartition
 
 from cdc.errors import KafkaRefused
 from cdc.kafka.client import REQUEST_TIMEOUT_S, Waiting
-from cdc.kafka.topics import Topics
+from cdc.kafka.topics import Topics, at_time
 
 Place = tuple[str, int]
 
@@ -36,6 +36,10 @@ class Groups(Topics):
         futures = self._client().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S)
         found = self._answer(self._ask(futures[group]), waiting, f"describing group {group!r}")
         return len(found.members) if found.state not in QUIET else 0
+
+    def since(self, places: Sequence[Place], time_ms: int, waiting: Waiting) -> list[int]:
+        """Return the first offset of this time or later, -1 where no record has reached it."""
+        return self.offsets({TopicPartition(*place): at_time(time_ms) for place in places}, IsolationLevel.READ_COMMITTED, waiting)
 
     def move(self, group: str, offsets: Mapping[Place, int], waiting: Waiting) -> None:
         """Set the offsets of a group; raises KafkaRefused while it is in use, or when we may not."""

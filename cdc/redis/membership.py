@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-_ALIVE: Final = """
+ALIVE: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function alive(token)
@@ -30,7 +30,7 @@ end
 """
 
 TURN: Final = (
-    _ALIVE
+    ALIVE
     + """
 local token, session_ms, joined, before, instance, topics = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5], ARGV[6]
 local function forget(who)
@@ -114,7 +114,7 @@ return 'OK'
 """KEYS: members, leases. ARGV: token, 1 when we leave, instance, streams."""
 
 FETCH: Final = (
-    _ALIVE
+    ALIVE
     + """
 local token, group, member, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local function told(flat)
@@ -179,7 +179,7 @@ return 'OK'
 ACK_MAX: Final = 1_000
 
 MOVE: Final = (
-    _ALIVE
+    ALIVE
     + """
 local token, group, id, gone, ids = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
 if not alive(token) or redis.call('HGET', KEYS[2], 'lease:' .. KEYS[3]) ~= token then return 'LOST' end

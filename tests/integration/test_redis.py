@@ -46,7 +46,7 @@ def test_rows_arrive_once_and_in_order_and_every_command_sees_them(streams: Redi
     assert streams.slot().confirmed <= streams.position()
     checked = streams.here("check", "--json")
     assert checked.code == 0, checked.out
-    refused = streams.here("offsets", "reset", "--group", "g", "--to-earliest")
+    refused = streams.here("replay", "--id", "1", "--yes")
     assert refused.code == 2
     assert "publishes to redis" in refused.line
 
