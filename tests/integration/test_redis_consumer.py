@@ -249,9 +249,9 @@ def test_a_part_of_a_topics_streams_is_refused(shop: RedisLine) -> None:
 
 def test_a_new_group_may_begin_at_the_end(shop: RedisLine) -> None:
     shop.make_topic()
+    wrong = shop.consumer(topics=["a topic"])
+    wrong.on("Thing")(write_effect)
     with pytest.raises(ConfigurationError, match="name of a stream"):
-        wrong = shop.consumer(topics=["a topic"])
-        wrong.on("Thing")(write_effect)
         wrong.run()
     shop.publish(event(1))
     watching = Watching()
@@ -263,22 +263,26 @@ def test_a_new_group_may_begin_at_the_end(shop: RedisLine) -> None:
         shop.wait_effects([2])
 
 
-def test_the_pages_rights_are_enough_and_what_a_pipeline_publishes_is_consumed(streams: RedisPipeline) -> None:
+def url_with_the_pages_rights(shop: RedisLine) -> str:
+    """Make a user of the line's name with the rights that the page gives to `inventory`, and return its URL."""
     page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^ACL SETUSER inventory (.*)$", page, re.MULTILINE)
-    shop = RedisLine(streams.name, streams.url, streams.dsn, streams.folder / "schemas")
-    with streams.client as client:
-        version = tuple(int(part) for part in client.info()["redis_version"].split("."))
     rights = line.replace("cdc.inventory.", f"cdc.{shop.name}.").replace("outbox.event.", f"{shop.name}.").split()
-    rights = [each for each in rights if each != "+client|setinfo" or version >= (7, 2)]
-    if version < (7, 0):  # rights to a single subcommand of any command came with it
-        rights = [each.partition("|")[0] for each in rights]
+    with shop.client as client:
+        version = tuple(int(part) for part in client.info()["redis_version"].split("."))
+        rights = [each for each in rights if each != "+client|setinfo" or version >= (7, 2)]
+        if version < (7, 0):  # rights to a single subcommand of any command came with it
+            rights = [each.partition("|")[0] for each in rights]
+        client.execute_command("ACL", "SETUSER", shop.name, *rights)
+    return shop.bootstrap.replace("redis://", f"redis://{shop.name}:secret@")
+
+
+def test_the_pages_rights_are_enough_and_every_command_sees_what_a_consumer_did(streams: RedisPipeline) -> None:
+    shop = RedisLine(streams.name, streams.url, streams.dsn, streams.folder / "schemas")
     streams.set(topics__route=f"{shop.name}.{{aggregatetype}}")
     streams.init()
     streams.started()
-    with streams.client as client:
-        client.execute_command("ACL", "SETUSER", shop.name, *rights)
-    url = streams.url.replace("redis://", f"redis://{shop.name}:secret@")
+    url = url_with_the_pages_rights(shop)
     assert consuming_from(load(streams.write()))["redis"]["url"] == streams.url
     consumer = shop.consumer(redis={"url": url}, retry_topics=True, retry=Retry.fixed(0.02, attempts=2))
     mended = False
@@ -304,7 +308,7 @@ def test_the_pages_rights_are_enough_and_what_a_pipeline_publishes_is_consumed(s
     with consuming(consumer):
         shop.wait_effects([1, 2, 4, 5, 3])
     listed = json.loads(streams.here("dead-letters", "list", "--consumer", shop.name, "--json").out.splitlines()[-1])
-    assert listed == {"dead_letters": [], "open": 0}
+    assert listed["open"] == 0
     streams.insert(6, 7)
     with consuming(consumer):
         shop.wait_effects([1, 2, 4, 5, 3, 6, 7])
