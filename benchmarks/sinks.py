@@ -254,8 +254,10 @@ def _arrivals(rig: Rig, began_ms: float, stop: threading.Event) -> Iterator[floa
 def table(document: Mapping[str, Any]) -> str:
     """Return the figures as Markdown."""
     lines = [
-        f"{document['rows']:,} rows in transactions of {document['per_transaction']}, {document['rounds']} rounds, medians; "
-        f"latency at {document['trickle_per_s']} a second",
+        (
+            f"{document['rows']:,} rows in transactions of {document['per_transaction']}, {document['rounds']} rounds, medians; "
+            f"latency at {document['trickle_per_s']} a second"
+        ),
         "",
         "| | events/s | to a bare loop | CPU s per million | of the bare loop | of the broker | RSS, MB | latency p50, ms | p99, ms |",
         "|---|---|---|---|---|---|---|---|---|",
