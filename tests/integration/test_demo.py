@@ -40,6 +40,18 @@ def test_the_demo_is_the_same_on_another_sink(sink: str) -> None:
     assert found["kills"] >= 1
 
 
+@pytest.mark.soak
+@pytest.mark.packages
+@pytest.mark.parametrize("sink", ["redis", "rabbitmq"])
+def test_the_shop_is_the_same_on_another_sink(sink: str) -> None:
+    answer = cdc("demo", "--orders", "200", "--kill-consumers", "1", "--sink", sink, "--json", timeout_s=280)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out.splitlines()[-1])
+    assert [found[key] for key in ("effects_missing", "effects_doubled", "effects_reordered", "stock_error")] == [0] * 4
+    assert [found[kind] for kind in DEFECTS] == [0] * len(DEFECTS)
+    assert found["consumer_kills"] >= 5
+
+
 @pytest.mark.parametrize("sink", ["redis", "rabbitmq"])
 def test_a_server_that_is_not_installed_is_asked_for(sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
