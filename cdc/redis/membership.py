@@ -132,6 +132,11 @@ local function begun(key)
     if found.name == group then return found['last-delivered-id'] end
   end
 end
+local function settle_gone(key)
+  for _, each in ipairs(redis.call('XPENDING', key, group, '-', '+', 10000, member)) do
+    if #redis.call('XRANGE', key, each[1], each[1]) == 0 then redis.call('XACK', key, group, each[1]) end
+  end
+end
 local function packed(entries)
   local parts = {}
   for _, entry in ipairs(entries) do
@@ -155,6 +160,12 @@ for i = 3, #KEYS do
     answer[#answer + 1] = {'>', '', packed(found and found[1][2] or {})}
   else
     local claimed = redis.call('XAUTOCLAIM', key, group, member, 0, at, 'COUNT', count)
+    for _, entry in ipairs(claimed[2]) do
+      if not entry then
+        settle_gone(key)
+        break
+      end
+    end
     local last = claimed[1] == '0-0'
     answer[#answer + 1] = {last and '>' or claimed[1], last and begun(key) or '', packed(claimed[2])}
   end
@@ -165,6 +176,8 @@ return answer
 """KEYS: members, leases, our streams. ARGV: token, group, member, most entries of a stream, and for each stream where claiming goes on, or
 `>`. Returns LOST, or OK and for each stream where to go on, the group's last entry when claiming has ended there, and entries (see
 `unpacked`): as one text, because redis-py spends ten times as long on as many texts.
+
+Redis 6.2 leaves entries on the list that were deleted since, where trimming would wait for them for ever: `settle_gone` takes them off.
 
 What others have read and not acknowledged is claimed before anything new is read, so a stream is read in its order. Who has nothing left
 to acknowledge is no member of this stream any more, and is taken off Redis's list."""

@@ -211,14 +211,18 @@ def test_what_cannot_be_read_is_parked_and_what_cannot_be_parked_stops_its_strea
     letter = f"cdc.{shop.name}.dead-letter"
     consumer = shop.consumer(retry=QUICK, batch=10)
     consumer.on("*", name="write")(write_effect)
-    shop.publish(event(0))
+    shop.publish(event(9), event(0))
     with shop.client as client:
+        client.xgroup_create(shop.topic, shop.name, "0")
+        [[_, [[gone, _]]]] = client.xreadgroup(shop.name, "dead", {shop.topic: ">"}, count=1)
+        client.xdel(shop.topic, gone)  # what a dead member held, and somebody deleted
         client.xadd(shop.topic, {"somebody": "else's"})  # no event; a tombstone without a type
         client.xadd(shop.topic, {"ce_type": "Thing", "data": b"\0\0\0\0\1\xff"})
     shop.publish(event(3))
     with consuming(consumer):
         shop.wait_effects([0, 3])
         wait_for(lambda: len(shop.dead_letters()) == 2, what="both are parked")
+        wait_for(lambda: shop.committed() == 4, what="nothing is left on the list")
     assert {each["cdc.reason"] for each in letters(shop.dead_letters())} == {"schema", "handler"}
     with shop.client as client:
         client.delete(letter)
