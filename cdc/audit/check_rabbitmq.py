@@ -24,12 +24,20 @@ def _reached(publisher: RabbitPublisher, patience: Patience) -> Told:
 def _topology(case: Case, publisher: RabbitPublisher) -> Told:  # noqa: ARG001 - a question's form
     names = publisher.positions
     if not names.exists(nothing):
-        yield failed(
-            f"one of queue {names.topic!r}, queue {names.dead_letter!r} and exchange {names.exchange!r} is missing", "run `cdc init`"
-        )
+        streams = ", ".join(f"stream {name!r}" for name in (names.dead_letter, names.audit) if name)
+        yield failed(f"one of queue {names.topic!r}, {streams} and exchange {names.exchange!r} is missing", "run `cdc init`")
         return
     names.verify(nothing)
-    yield ok(f"queues {names.topic!r} and {names.dead_letter!r} are quorum queues, exchange {names.exchange!r} is {names.exchange_type}")
+    kind = f"exchange {names.exchange!r} is {names.exchange_type}" if names.exchange else "routing keys are names of queues"
+    yield ok(f"{names.topic!r} is a quorum queue, {names.dead_letter!r} is a stream, {kind}")
+
+
+def _audit(case: Case, publisher: RabbitPublisher) -> Told:  # noqa: ARG001 - a question's form
+    audit = publisher.positions.audit
+    if audit is None:
+        yield ok("rabbitmq.audit is off: cdc verify, tail and recover cannot read the events")
+    else:
+        yield ok(f"stream {audit!r} gets a copy of each event")
 
 
 def _routing(case: Case, publisher: RabbitPublisher) -> Told:
@@ -40,5 +48,5 @@ def _routing(case: Case, publisher: RabbitPublisher) -> Told:
     )
 
 
-QUESTIONS = {"exchange and queues": _topology, "routing": _routing}
+QUESTIONS = {"exchange and queues": _topology, "routing": _routing, "audit": _audit}
 """In the order of an operator's questions."""

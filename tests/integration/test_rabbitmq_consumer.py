@@ -196,6 +196,39 @@ def test_a_payment_fans_out_from_one_exchange_to_inventory_notification_and_anal
     assert rabbit.execute("SELECT type, count(*) FROM facts GROUP BY 1") == [("OrderPaid", 5)]
 
 
+@pytest.mark.soak
+def test_a_broker_that_is_restarted_and_one_without_memory_are_waited_for(shop: RabbitLine, rabbit_broker: RabbitBroker) -> None:
+    consumer = shop.consumer(in_flight=50, retry=QUICK)
+    refused: list[int] = []
+
+    @consumer.on("Thing")
+    def write(each: Event, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SELECT pg_sleep(0.01)")
+        if each.value["n"] == 200:
+            refused.append(each.attempt)
+            raise ValueError
+        write_effect(each, connection)
+
+    shop.publish(*[event(n) for n in range(201)], event(201))
+    with consuming(consumer):
+        for stop in (rabbit_broker.stop, rabbit_broker.kill):
+            seen = len(shop.effects())
+            wait_for(partial(more_than, shop, seen + 20), 60, "it works")
+            stop()
+            rabbit_broker.start()
+        seen = len(shop.effects())
+        with rabbit_broker.alarm():
+            wait_for(partial(more_than, shop, seen + 20), 60, "reading goes on")
+            wait_for(lambda: 2 in refused, 60, "the last attempt, in the alarm: the letter waits")
+        wait_for(shop.dead_letters, 60, "it is parked")
+        shop.wait_effects([*range(200), 201], 60)
+    assert shop.left() == 0
+
+
+def more_than(shop: RabbitLine, number: int) -> bool:
+    return len(shop.effects()) > number
+
+
 def test_what_a_person_has_to_mend_is_said(shop: RabbitLine) -> None:
     with pytest.raises(ConfigurationError, match="no option 'queue'"):
         shop.consumer(rabbitmq={"queue": "x"})
