@@ -216,7 +216,7 @@ class RabbitLine(Line):
         reader = RabbitReader(url=self.bootstrap, name="tests", dead_letter=letters, audit=None)
         try:
             return [
-                Found("", 0, each.offset, each.key, each.value, {name: value or b"" for name, value in each.headers}, 0)
+                Found("", 0, each.offset, each.key, each.value, {name: value or b"" for name, value in each.headers}, each.timestamp_ms)
                 for each in reader.read([letters])
             ]
         finally:

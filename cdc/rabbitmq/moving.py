@@ -51,10 +51,11 @@ class RabbitMover:
         if not isinstance(ticket, Link) or ticket.failed:
             msg = "the connection over which the record came is lost"
             raise Retriable(msg)
-        link, properties, name = self._linked(), properties_of(record), record.topic
+        now_ms = time.time_ns() // 1_000_000
+        link, properties, name = self._linked(), properties_of(record._replace(timestamp_ms=record.timestamp_ms or now_ms)), record.topic
         if name != self._group.dead_letter:
             due = dict(record.headers).get(self._group.due) or b"0"
-            properties.expiration = str(max(0, int(due) - time.time_ns() // 1_000_000))
+            properties.expiration = str(max(0, int(due) - now_ms))
             name = self._waiting(name)
         properties.message_id = properties.message_id or uuid.uuid4().hex
         link.publish([Message("", name, record.value or b"", properties)], lambda message: message)

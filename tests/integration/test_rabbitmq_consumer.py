@@ -136,6 +136,7 @@ def test_retries_wait_in_a_queue_and_let_later_records_pass(shop: RabbitLine) ->
         shop.wait_effects([2, 3, 1], 60)
         wait_for(shop.dead_letters, what="the hopeless one is parked")
     assert [attempt for n, attempt in calls if n == 0] == [1, 2, 3]
+    assert [each.timestamp_ms > 0 for each in shop.dead_letters()] == [True]
     [letter] = letters(shop.dead_letters())
     assert (letter["cdc.attempts"], letter["__connect.errors.topic"]) == ("3", shop.topic)
     assert letter["cdc.reason"] == "handler"
