@@ -19,12 +19,13 @@ RECORDS_MAX = 100_000
 
 
 class OpenLetters:
-    """One pipeline's open dead letters; `connect` makes a reader, which lives for one look."""
+    """One pipeline's open dead letters; `connect` makes a reader, which lives for one look; `most` records are read at all."""
 
-    def __init__(self, connect: Callable[[], Reader], topic: str, pipeline: str) -> None:
+    def __init__(self, connect: Callable[[], Reader], topic: str, pipeline: str, most: int | None = None) -> None:
         self._connect = connect
         self._topic = topic
         self._pipeline = pipeline
+        self._most = most
         self._read: dict[Place, int] = {}
         self._open: dict[str, tuple[Place, int]] = {}
         self._closed: set[str] = set()
@@ -42,7 +43,7 @@ class OpenLetters:
         subscriber = self._connect()
         try:
             bounds = subscriber.bounds([self._topic], waiting)
-            if sum(end - start for start, end in bounds.values()) > RECORDS_MAX:
+            if sum(end - start for start, end in bounds.values()) > (self._most or RECORDS_MAX):
                 return None
             starts = {place: max(start, self._read.get(place, 0)) for place, (start, _) in bounds.items()}
             if any(starts[place] < end for place, (_, end) in bounds.items()):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -64,13 +65,13 @@ def list_(
     if as_json:
         print_json({"dead_letters": [_listed(letter) for letter in shown], "open": sum(letter.open for letter in found)})
         return
-    rows = [
-        (each.id or each.sequence, _time(each), each.reason, each.type, each.topic, each.path, "open" if each.open else "redriven")
-        for each in shown
-    ]
-    listed = table(("id", "committed", "reason", "type", "meant for", "path", ""), rows)
-    listed.columns[0].no_wrap = True  # to be copied
-    console().print(listed)
+    out = console()
+    for letter in shown:
+        for line in entry(letter, min(out.width, ENTRY_WIDTH), words=consumer is None):
+            out.print(line)
+    opened = sum(letter.open for letter in found)
+    tell = "see one whole: cdc dead-letters show ID"
+    out.print(f"{opened:,} open; {tell}" if shown else "no open dead letter fits")
 
 
 @app.command(epilog="Examples:\n\n  cdc dead-letters show 0189d3f4-7a0c-7b3e-9f1e-0a1b2c3d4e5f\n\n  cdc dead-letters show ID --payload")
@@ -187,6 +188,23 @@ def park(
     if missing:
         msg = f"no invalid row {', '.join(missing)} came up to {_end(watch)}; what came before is published"
         raise AuditFailed(msg, "name the row that `cdc run` has stopped at; a row that fits by now is published by `cdc run`")
+
+
+ENTRY_WIDTH = 120
+"""Columns that an entry of the list takes at most: longer lines are hard to read."""
+
+
+def entry(letter: Letter, width: int, *, words: bool) -> list[str]:
+    """Return the lines that tell of a letter: one to copy the id from, one where from and where to, and why.
+
+    The pipeline's `words` quote no data; those of a consumer's handler may, and are left to `show`.
+    """
+    lines = [
+        f"{letter.id or letter.sequence}  {letter.reason}, {'open' if letter.open else 'redriven'}",
+        f"  {_time(letter)}  {letter.type or '-'}, meant for {letter.topic or '-'}",
+    ]
+    why = letter.message if words else letter.path
+    return [*lines, *wrap(why, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)]
 
 
 @contextmanager

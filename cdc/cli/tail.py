@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated, Any
 
 import orjson
@@ -61,7 +62,7 @@ def routed(settings: Settings, subscriber: Reader) -> list[str]:
     found = [name for name in topics_of(settings.topics.route, subscriber.names(nobody_waits)) if name not in own]
     if not found:
         msg = f"no topic fits topics.route = {settings.topics.route!r} yet"
-        raise SinkRefused(msg, "publish an event, or name a topic")
+        raise SinkRefused(msg, "publish an event, name a topic, or see `cdc dead-letters list` for what could not be published")
     return found
 
 
@@ -112,6 +113,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a schema holds
         return [_plain(each) for each in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

@@ -166,6 +166,7 @@ class Health:
         self._beat = monotonic()
         self.pending = NOTHING
         self.dead_letters_open: int | None = None
+        self.dead_letters_counted = 0
         self.retention_error: str | None = None
         self.letters: tuple[Letter, ...] = ()
         self.letters_read: tuple[Letter, ...] = ()
@@ -243,6 +244,8 @@ class Health:
     def document(self) -> dict[str, Any]:
         """Return `/status`: everything, as plain JSON."""
         document = status_document(self._snapshot, self._wall_us())
+        opened = self.dead_letters_open  # counted now and then: what was parked since is open as well, and nobody waits for the next count
+        document["dead_letters_open"] = None if opened is None else opened + self._snapshot.dead_letters - self.dead_letters_counted
         return {**document, "retention_error": self.retention_error, "live": self.live, "heartbeat_age_s": round(self.beat_age_s(), 3)}
 
 

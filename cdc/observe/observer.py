@@ -141,7 +141,7 @@ class PipelineObserver:
         try:
             found = count(leave) if self.health.snapshot.ready else None
         finally:
-            self.health.dead_letters_open = found
+            self.health.dead_letters_open, self.health.dead_letters_counted = found, self.health.snapshot.dead_letters
             self.health.letters_read = last()
 
     def deleted(self, rows: int, partitions: int) -> None:

@@ -67,6 +67,15 @@ def test_ends_that_are_away(pipeline: Pipeline, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith(f"{pipeline.name}: not running, ")
 
 
+def test_a_password_that_is_refused_is_said_with_its_fix(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.settings["postgres.dsn"] = f"{pipeline.settings['postgres.dsn']} user=nobody_of_this_name"
+    pipeline.settings["kafka.bootstrap.servers"] = f"127.0.0.1:{pipeline.another_port()}"
+    assert main(["status", "--config", str(pipeline.write())]) == 3
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{pipeline.name}: not running, ")
+    assert err.count("Fix: ") == 2, err
+
+
 def test_a_broker_that_does_not_answer_is_shown_while_rows_come(pipelines: Pipelines, database: str, spare_kafka: KafkaBroker) -> None:
     pipeline = pipelines(database, spare_kafka.bootstrap_servers)
     pipeline.init()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
+from cdc.cli.tail import _plain
 from tests.conftest import Pipelines
 from tests.pipeline import Pipeline
 
@@ -37,9 +39,14 @@ def test_committed_events_are_decoded_and_personal_fields_are_masked(pipeline: P
     assert "Ada" not in answer.out + answer.err
 
 
+def test_times_are_written_as_elsewhere() -> None:
+    assert _plain({"at": datetime(2026, 11, 30, 20, 5, tzinfo=UTC)}) == {"at": "2026-11-30T20:05:00Z"}
+
+
 def test_without_a_topic_it_says_what_to_do(pipeline: Pipeline) -> None:
     pipeline.init()
     answer = pipeline.command("tail", "--from-beginning")
     assert answer.code == 5
     assert "no topic fits" in answer.err
     assert "Fix:" in answer.err
+    assert "cdc dead-letters list" in answer.err

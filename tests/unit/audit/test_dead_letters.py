@@ -8,6 +8,7 @@ from cdc.audit.dead_letters import Choice, Letter, payload_text
 from cdc.avro.masking import MASK
 from cdc.avro.parse import parse
 from cdc.avro.registry import Registry, SubjectSettings, Version
+from cdc.cli.dead_letters import entry
 from cdc.kafka.subscriber import Seen
 from cdc.outbox.mapping import OutboxMapping
 
@@ -72,3 +73,13 @@ def test_what_nobody_can_judge_is_hidden_whole() -> None:
     assert payload_text(seen(b"\xff\x00"), registry("email"), OutboxMapping()) == MASK
     assert payload_text(seen(b"\xff\x00"), registry("email"), OutboxMapping(), unmasked=True) == "\\xff\x00"
     assert payload_text(seen(None), registry("email"), OutboxMapping()) is None
+
+
+def test_an_entry_of_the_list_fits_a_terminal() -> None:
+    letter = LETTER._replace(id="0189d3f4-7a0c-7b3e-9f1e-0a1b2c3d4e5f", message=f"{LETTER.message} and {'nothing else ' * 9}")
+    first, second, *why = entry(letter, 80, words=True)
+    assert first == "0189d3f4-7a0c-7b3e-9f1e-0a1b2c3d4e5f  schema, open"
+    assert second == "  1970-01-01T00:00:01.000Z  Thing, meant for orders"
+    assert " ".join(map(str.strip, why)) == letter.message.strip()
+    assert all(len(line) <= 80 for line in why)
+    assert entry(letter, 80, words=False)[2:] == ["  $.lines[0].n"], "a handler's words may quote data"

@@ -15,6 +15,7 @@ from cdc.observe.http import HttpServer
 from cdc.observe.observer import PipelineObserver
 from cdc.observe.web import create_app
 from cdc.pipeline.supervisor import State
+from tests.unit.observe.observe_samples import POSITION
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_for_people(running: HttpServer, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["status", "--set", f"http.listen=127.0.0.1:{running.port}"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("shop: backoff, no broker\n")
-    assert "totals kafka transactions" in out
+    assert "since it started: kafka transactions" in out
     assert "Last errors" in out
 
 
@@ -74,3 +75,21 @@ def test_headline_and_facts_of_little() -> None:
     assert headline(document) == "shop: streaming, 0 bytes (0.0 s) behind"
     assert dict(facts(document)) == {"lag bytes": 0, "lag seconds": 0.0}
     assert headline({"pipeline": "shop", "state": "not running"}) == "shop: not running"
+
+
+def test_open_dead_letters_are_in_the_headline() -> None:
+    document = {"pipeline": "shop", "state": "not running", "running": False, "totals": {"dead_letters": 0}, "dead_letters_open": 1}
+    assert headline(document) == "shop: not running; 1 dead letter open: see `cdc dead-letters list`"
+    assert dict(facts(document)) == {"dead letters open": 1}, "totals are of a process, and there is none"
+    assert "; 2 dead letters open:" in headline({**document, "dead_letters_open": 2})
+    assert headline({**document, "dead_letters_open": 0}) == "shop: not running"
+
+
+def test_what_was_parked_since_the_count_is_open_too() -> None:
+    observer = PipelineObserver("shop")
+    observer.health.committed(POSITION, 1, 2)
+    assert observer.health.document()["dead_letters_open"] is None
+    observer.health.dead_letters_open, observer.health.dead_letters_counted = 1, 2
+    assert observer.health.document()["dead_letters_open"] == 1
+    observer.health.committed(POSITION, 0, 1)
+    assert observer.health.document()["dead_letters_open"] == 2
