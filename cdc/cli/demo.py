@@ -29,7 +29,7 @@ from cdc.cli.demo_sink import TOPIC, SinkName, broker, open_topics, sink_table
 from cdc.cli.init import init
 from cdc.cli.options import Json
 from cdc.cli.output import console, print_json, progress, say, table
-from cdc.cli.verify import audit, conclude
+from cdc.cli.verify import audit, conclude, redelivered
 from cdc.devstack import stack as servers
 from cdc.devstack.demo.child import PipelineProcess
 from cdc.devstack.demo.crowd import Crowd, Ledger, writers_for
@@ -217,7 +217,7 @@ class Demo:
             "orders": self.shop.placed,
             **{name: max(each[name] for each in documents) for name in documents[0]},
             "kills": self.pipeline.kills,
-            "redelivered": getattr(self.subscriber, "again", 0),
+            "redelivered": redelivered(self.subscriber),
             "rolled_back": self.shop.rolled_back,
             "events_per_s": round(len(self.watcher.records) / seconds),
             "latency_ms": {"p50": self.watcher.latency_ms(0.5), "p99": self.watcher.latency_ms(0.99)},

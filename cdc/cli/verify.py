@@ -17,10 +17,11 @@ from cdc.audit.verify import verify as judged
 from cdc.avro import folder
 from cdc.cli.garbage import seldom_collected
 from cdc.cli.options import TIMEOUT_S, Config, Json, Sets, Timeout
-from cdc.cli.output import console, print_json, progress, table
+from cdc.cli.output import console, print_json, progress, say, table
 from cdc.cli.patience import within
 from cdc.cli.shards import Shards, each
 from cdc.errors import AuditFailed, ConfigurationError
+from cdc.pipeline.ports import Reader
 from cdc.settings import Settings
 
 
@@ -77,11 +78,20 @@ def audit(settings: Settings, since_ms: int | None, timeout_s: float, step: Prog
         running=running,
     )
     try:
-        return judged(ends, since_ms=since_ms, timeout_s=timeout_s, progress=step)
+        verdict = judged(ends, since_ms=since_ms, timeout_s=timeout_s, progress=step)
+        if again := redelivered(subscriber):
+            say(f"{again:,} events were delivered more than once, and counted once: RabbitMQ delivers at least once")
+        return verdict
     finally:
         publisher.close()
         subscriber.close()
         catalog.close()
+
+
+def redelivered(reader: Reader) -> int:
+    """Return how many deliveries were no first ones; only a sink that delivers at least once has any."""
+    again: int = getattr(reader, "again", 0)
+    return again
 
 
 def show(verdict: Verdict, *, as_json: bool) -> None:

@@ -63,7 +63,8 @@ SETTINGS: `Consumer(name, ..)`
                      session_s is how long a member may be silent before others take its streams (15), start="end" lets a new group
                      leave out what is there
     rabbitmq=        the same for RabbitMQ: {"url": .., "exchange": ..}; a topic is a routing key or a pattern of one, and a queue of the
-                     group; single_active=False lets all members share a queue, which gives up its order
+                     group, which gets what is published once it is bound: call `create_topics()` before the first event;
+                     single_active=False lets all members share a queue, which gives up its order
     instance=        a name that stays over restarts (a pod's ordinal): the partitions are kept while it restarts. Without it they
                      wait for Kafka's session timeout (45 s), or Redis' session, after a kill
     inbox=           "events"; "high-water" keeps one row for each partition in place of one for each event; "off"
