@@ -108,7 +108,7 @@ class Encoder:
     def _slowly(self, value: Json) -> bytes:
         found = problems(self._schema, value)
         if found:
-            self._refuse("; ".join(found))
+            self._refuse("; ".join(each.what for each in found), next((each.fix for each in found if each.fix), ""))
         try:
             return self._body(value, COUNTS)
         except _REFUSALS:
@@ -125,8 +125,8 @@ class Encoder:
         except (ValueError, RecursionError):
             self._refuse("the payload is not JSON, or holds a number or a nesting beyond every limit")
 
-    def _refuse(self, found: str) -> NoReturn:
-        raise InvalidEvent("schema", f"{self.dataschema} {found}") from None
+    def _refuse(self, found: str, fix: str = "") -> NoReturn:
+        raise InvalidEvent("schema", f"{self.dataschema} {found}", fix) from None
 
 
 def exact_json(payload: bytes | str) -> Json:

@@ -3,18 +3,19 @@
 Strategy: the compiled encoders only find *that* a value does not fit; for the rare row that does not, this walk goes over
 the value again, slowly, with the same conversions, and collects up to MAX_PROBLEMS sentences. A sentence has the JSON path,
 what was expected and what kind of value came, and never the value. Keys of a map are values too: a path counts them.
+A sentence comes with its fix where the value is right and the schema is too coarse for it.
 """
 
 from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.avro import values
 from cdc.avro.schema import NO_DEFAULT, Array, Enum, Fixed, Json, Map, Primitive, Record, Union, branch_name, label
 from cdc.avro.unions import branches
-from cdc.avro.values import Misfit, kind_of
+from cdc.avro.values import Misfit, TooFine, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,29 +31,47 @@ OCTET_MAX: Final = 255
 _SAFE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
-def problems(schema: Schema, value: object) -> list[str]:
+class Problem(NamedTuple):
+    """What keeps a value from being encoded, and what to do about it where that is known."""
+
+    what: str
+    fix: str = ""
+
+
+def problems(schema: Schema, value: object) -> list[Problem]:
     """Everything that keeps `value` from being encoded, the first MAX_PROBLEMS of it; empty if it fits."""
-    found: list[str] = []
+    found: list[Problem] = []
     try:
         for problem in _node(schema, schema.root, value, "$"):
             found.append(problem)
             if len(found) == MAX_PROBLEMS:
                 break
     except RecursionError:
-        found.append("$: nested too deeply")
+        found.append(Problem("$: nested too deeply"))
     return found
 
 
-def _node(schema: Schema, node: Node, value: object, path: str) -> Iterator[str]:
+def _node(schema: Schema, node: Node, value: object, path: str) -> Iterator[Problem]:
     resolved = schema.resolve(node)
     yield from _WALKS[type(resolved)](schema, resolved, value, path)
 
 
-def _leaf(_: Schema, node: Primitive | Fixed | Enum, value: object, path: str) -> Iterator[str]:
+def _leaf(_: Schema, node: Primitive | Fixed | Enum, value: object, path: str) -> Iterator[Problem]:
     try:
         _check_leaf(node, value)
     except Misfit as error:
-        yield f"{path}: expected {label(node)}, came {error}"
+        yield Problem(f"{path}: expected {label(node)}, came {error}", _finer(node) if isinstance(error, TooFine) else "")
+
+
+def _finer(node: Primitive | Fixed | Enum) -> str:
+    """Say what to do with a time that has more digits than its type: PostgreSQL's and Python's clocks have microseconds."""
+    name = "" if isinstance(node, Enum) or node.logical is None else node.logical.name
+    family, _, unit = name.rpartition("-")
+    if unit == "millis":
+        return f"truncate the time, in SQL date_trunc('milliseconds', ..), or declare {family}-micros"
+    if unit == "micros" and family != "time":
+        return f"truncate the time to microseconds, or declare {family}-nanos"
+    return f"truncate the time to {'microseconds' if unit == 'micros' else 'milliseconds'}"
 
 
 def _check_leaf(node: Primitive | Fixed | Enum, value: object) -> None:
@@ -122,34 +141,34 @@ def _check_double(value: object) -> None:
         values.double(value)
 
 
-def _record(schema: Schema, node: Record, value: object, path: str) -> Iterator[str]:
+def _record(schema: Schema, node: Record, value: object, path: str) -> Iterator[Problem]:
     if type(value) is not dict:
-        yield f"{path}: expected {label(node)}, came {kind_of(value)}"
+        yield Problem(f"{path}: expected {label(node)}, came {kind_of(value)}")
         return
     for field in node.fields:
         if field.name not in value and field.default is NO_DEFAULT:
-            yield f"{path}: field {field.name!r} is missing and has no default"
+            yield Problem(f"{path}: field {field.name!r} is missing and has no default")
     names = {field.name for field in node.fields}
     for key in value:
         if key not in names:
             shown = repr(key) if _SAFE_NAME.fullmatch(key) else "whose name is no Avro name"
-            yield f"{path}: unknown field {shown}"
+            yield Problem(f"{path}: unknown field {shown}")
     for field in node.fields:
         if field.name in value:
             yield from _node(schema, field.type, value[field.name], f"{path}.{field.name}")
 
 
-def _array(schema: Schema, node: Array, value: object, path: str) -> Iterator[str]:
+def _array(schema: Schema, node: Array, value: object, path: str) -> Iterator[Problem]:
     if type(value) is not list:
-        yield f"{path}: expected array, came {kind_of(value)}"
+        yield Problem(f"{path}: expected array, came {kind_of(value)}")
         return
     for index, item in enumerate(value):
         yield from _node(schema, node.items, item, f"{path}[{index}]")
 
 
-def _map(schema: Schema, node: Map, value: object, path: str) -> Iterator[str]:
+def _map(schema: Schema, node: Map, value: object, path: str) -> Iterator[Problem]:
     if type(value) is not dict:
-        yield f"{path}: expected map, came {kind_of(value)}"
+        yield Problem(f"{path}: expected map, came {kind_of(value)}")
         return
     for index, (key, item) in enumerate(value.items()):
         here = f"{path}.*{index}"
@@ -157,7 +176,7 @@ def _map(schema: Schema, node: Map, value: object, path: str) -> Iterator[str]:
         yield from _node(schema, node.values, item, here)
 
 
-def _union(schema: Schema, node: Union, value: object, path: str) -> Iterator[str]:
+def _union(schema: Schema, node: Union, value: object, path: str) -> Iterator[Problem]:
     rule = branches(schema, node)
     kind = _JSON_KINDS.get(type(value), "")
     if kind in rule.plain:
@@ -166,20 +185,22 @@ def _union(schema: Schema, node: Union, value: object, path: str) -> Iterator[st
         yield from _named(schema, node, value, path)
     elif kind in rule.ambiguous:
         takers = ", ".join(branch_name(branch) for branch in node.branches)
-        yield f'{path}: {kind_of(value)} could belong to several branches of the union; name one of {takers} as in {{"NAME": value}}'
+        yield Problem(
+            f'{path}: {kind_of(value)} could belong to several branches of the union; name one of {takers} as in {{"NAME": value}}'
+        )
     else:
-        yield f"{path}: expected {label(node)}, came {kind_of(value)}"
+        yield Problem(f"{path}: expected {label(node)}, came {kind_of(value)}")
 
 
-def _named(schema: Schema, node: Union, value: Json, path: str) -> Iterator[str]:
+def _named(schema: Schema, node: Union, value: Json, path: str) -> Iterator[Problem]:
     named = branches(schema, node).named
     choice = f"one of {', '.join(named)}"
     if len(value) != 1:
-        yield f"{path}: expected an object with one member that names the branch, {choice}; came one with {len(value)}"
+        yield Problem(f"{path}: expected an object with one member that names the branch, {choice}; came one with {len(value)}")
         return
     ((name, inner),) = value.items()
     if name not in named:
-        yield f"{path}: expected a member that names the branch, {choice}"
+        yield Problem(f"{path}: expected a member that names the branch, {choice}")
         return
     yield from _node(schema, node.branches[named[name]], inner, f"{path}.{name}")
 

@@ -13,7 +13,7 @@ import orjson
 
 from cdc.avro.encoder import Encoder
 from cdc.avro.fingerprint import guid
-from cdc.errors import ConfigurationError, InvalidEvent
+from cdc.errors import ConfigurationError, InvalidEvent, nearest
 
 if TYPE_CHECKING:
     import uuid
@@ -163,7 +163,9 @@ class Registry:
             return self.subjects[subject]
         except KeyError:
             what = f"subject {subject!r} is not in the schema folder {self.folder}"
-            raise InvalidEvent("schema", what, "add it with `cdc schemas add`, or correct the event's type") from None
+            near = nearest(subject, self.subjects)
+            guess = "" if near is None else f"did you mean {near!r}? "
+            raise InvalidEvent("schema", what, f"{guess}correct the event's type, or add it with `cdc schemas add`") from None
 
 
 _DEFAULTS: Final = SubjectSettings()

@@ -26,6 +26,10 @@ class Misfit(ValueError):
     """A value that does not fit; the text says what came, never the value."""
 
 
+class TooFine(Misfit):
+    """A time with more digits than its unit holds: of all misfits the one that right values have, because their clock is finer."""
+
+
 DOUBLE = struct.Struct("<d")
 _FLOAT = struct.Struct("<f")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?")
@@ -258,7 +262,7 @@ def _fraction(text: str | None, unit: str) -> int:
     digits = DIGITS[unit]
     if text[digits:].strip("0"):
         msg = f"a time with more than {digits} digits after the second"
-        raise Misfit(msg)
+        raise TooFine(msg)
     return int(text[:digits].ljust(digits, "0"))
 
 

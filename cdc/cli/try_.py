@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from cdc.cli.options import Config, Json, Sets, schemas_from, settings_from
 from cdc.cli.output import console, print_json, table
 from cdc.errors import AuditFailed, ConfigurationError, InvalidEvent
 from cdc.event import Record
-from cdc.outbox.mapping import OutboxMapping
+from cdc.outbox.mapping import OutboxMapping, found
 from cdc.outbox.router import Router
 from cdc.position import Lsn
 from cdc.postgres.pgoutput import Begin, Column, Relation
@@ -35,7 +36,9 @@ def try_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The payload as JSON; - reads it from stdin.")],
     event_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The row's type, and by default its subject.")] = None,
     version: Annotated[int | None, typer.Option("--version", metavar="N", help="The row's schema_version.")] = None,
-    key: Annotated[str, typer.Option("--key", metavar="TEXT", help="The row's aggregateid.")] = "1",
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="TEXT", help="The row's aggregateid; 1 if the settings do not find it in the payload.")
+    ] = None,
     columns: Annotated[
         list[str] | None, typer.Option("--column", metavar="NAME=TEXT", help="Another column of the row; may be given again.")
     ] = None,
@@ -50,18 +53,14 @@ def try_(
     payload = _read(file)
     mapping, path = _settings(config, sets, folder_)
     registry = folder.load(path)
-    values = {mapping.column("id"): b"00000000-0000-0000-0000-000000000001", mapping.column("aggregateid"): key.encode()}
-    values[mapping.column("aggregatetype")] = b"Example"
-    if event_type is not None:
-        values[mapping.column("type")] = event_type.encode()
-    if version is not None:
-        values[mapping.column("schema_version")] = str(version).encode()
-    for given in columns or []:
-        name, equals, text = given.partition("=")
+    options = {"aggregateid": key, "type": event_type, "schema_version": None if version is None else str(version)}
+    given = {mapping.column(option): text.encode() for option, text in options.items() if text is not None}
+    for column in columns or []:
+        name, equals, text = column.partition("=")
         if not equals:
             raise ConfigurationError(f"--column {name} has no value", "write it as --column aggregatetype=Order")
-        values[name] = text.encode()
-    values[mapping.column("payload")] = payload
+        given[name] = text.encode()
+    values = _filled(mapping, given, payload)
     try:
         record = Router(mapping, registry.encoder, 1).route(_row(values))
     except InvalidEvent as refusal:
@@ -90,6 +89,25 @@ def _settings(config: Path | None, sets: list[str] | None, folder_: Path | None)
     return app.mapping(settings), folder_ or Path(settings.schemas.folder)
 
 
+def _filled(mapping: OutboxMapping, given: Mapping[str, bytes], payload: bytes) -> dict[str, bytes | None]:
+    """Return the columns of a row: what is given, an example of what every row must say, and NULL for what it need not.
+
+    What the settings find in the payload is no column. Raises ConfigurationError if nobody says the type.
+    """
+    inside = found(mapping, [mapping.column("payload")]).paths
+    examples = {mapping.column(key): text for key, text in _EXAMPLES.items()}
+    names = (mapping.column(key) for key in mapping.required() if key not in inside)
+    values: dict[str, bytes | None] = {name: examples.get(name) for name in names}
+    values |= {**given, mapping.column("payload"): payload}
+    if "type" not in inside and values[mapping.column("type")] is None:
+        raise ConfigurationError("nothing says the type of the event", "give it: --type OrderPlaced")
+    return values
+
+
+_EXAMPLES = {"id": b"00000000-0000-0000-0000-000000000001", "aggregateid": b"1", "aggregatetype": b"Example"}
+"""What a made-up row says."""
+
+
 def _read(file: str) -> bytes:
     if file == "-":
         return sys.stdin.buffer.read()
@@ -99,7 +117,7 @@ def _read(file: str) -> bytes:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}", "name a file with the payload, or -") from None
 
 
-def _row(values: dict[str, bytes]) -> tuple[Begin, Relation, int, tuple[bytes | None, ...]]:
+def _row(values: Mapping[str, bytes | None]) -> tuple[Begin, Relation, int, tuple[bytes | None, ...]]:
     """Make up a row that holds these columns."""
     relation = Relation(1, "public", "outbox", "d", tuple(Column(name, TEXT_OID, -1, key=False) for name in values))
     now = int(datetime.now(UTC).timestamp() * 1_000_000)

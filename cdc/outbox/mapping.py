@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from cdc.errors import InvalidEvent
+from cdc.errors import InvalidEvent, nearest
 
 KEYS = (
     "id",
@@ -115,8 +115,11 @@ def locate(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:
     located = found(mapping, column_names)
     for key in mapping.required():
         if key not in located.columns and key not in located.paths:
-            msg = f"the table has no column {mapping.column(key)!r} for {setting_of(key)}"
-            raise InvalidEvent("mapping", msg, "name the column in outbox.columns, or add it to the table")
+            name = mapping.column(key)
+            near = nearest(name, column_names)
+            guess = f"the table has {', '.join(column_names)}" if near is None else f"did you mean {near!r}?"
+            msg = f"the table has no column {name!r} for {setting_of(key)}"
+            raise InvalidEvent("mapping", msg, f"{guess}; name the column in outbox.columns, or add it to the table")
     return located
 
 

@@ -186,7 +186,7 @@ class Relay:
             route=lambda name: self._open(name).route,
             now_ms=round(self._wall() * 1000),
         )
-        self._observer.dead_letter(error.reason, event_id, place, error.what, correlation_id)
+        self._observer.dead_letter(error.reason, event_id, place, str(error), correlation_id)
         self._held_dead += 1
         return record, self._routes[record.topic]
 

@@ -8,7 +8,6 @@ its like before it is certain that no later source overrides it.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Secret
 
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, nearest
 from cdc.settings.models import Origin, Path, Settings
 from cdc.settings.values import is_secret
 
@@ -32,9 +31,6 @@ _SERVICE_LINK = re.compile(r"CDC_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(T
 """Kubernetes tells every container the address of each Service in its namespace, so of one that is called `cdc` as well."""
 
 _FILE = "_file"
-
-NEAR = 0.75
-"""Similarity (difflib's ratio) from which a key is taken for a misspelt one: 0.6, the usual, guesses wildly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +202,11 @@ def _nearest(path: Path) -> str | None:
     keys = [each[-1] for each in known]
     if path[-1] in keys:
         return dotted(known[keys.index(path[-1])])
-    near = difflib.get_close_matches(dotted(path), map(dotted, known), n=1, cutoff=NEAR)
-    if near:
-        return near[0]
-    near = difflib.get_close_matches(path[-1], keys, n=1, cutoff=NEAR)
-    return dotted(known[keys.index(near[0])]) if near else None
+    near = nearest(dotted(path), map(dotted, known))
+    if near is not None:
+        return near
+    near = nearest(path[-1], keys)
+    return None if near is None else dotted(known[keys.index(near)])
 
 
 def dotted(path: Path) -> str:
