@@ -228,7 +228,7 @@ _CHECKS: Final[dict[str, Callable[[object], object]]] = {
     "string": _check_text,
 }
 
-_WALKS: Final[dict[type, Callable[[Schema, Json, Json, str], Iterator[str]]]] = {
+_WALKS: Final[dict[type, Callable[[Schema, Json, Json, str], Iterator[Problem]]]] = {
     Primitive: _leaf,
     Enum: _leaf,
     Fixed: _leaf,
