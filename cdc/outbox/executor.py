@@ -19,6 +19,9 @@ from cdc.errors import NoTransaction
 IDLE: Final = 0
 """libpq's PQTRANS_IDLE: no transaction is open."""
 
+UNDEFINED_COLUMN: Final = "42703"
+"""PostgreSQL's errcodes."""
+
 PARAMSTYLES: Final = ("format", "pyformat")
 """Drivers that take %s."""
 
@@ -67,6 +70,17 @@ async def execute_async(target: Any, statement: Statement) -> Sequence[Any] | No
     cursor = await target.execute(*_arguments(statement))
     has_rows = cursor.description is not None
     return await cursor.fetchone() if has_rows else None
+
+
+def undefined_column(error: BaseException) -> str:
+    """Return PostgreSQL's sentence on a column that a table does not have, whichever library wraps it; empty for other errors.
+
+    SQLAlchemy keeps the driver's error in `orig`, Django in `__cause__`.
+    """
+    driver: Any = getattr(error, "orig", None) or error
+    if getattr(driver, "sqlstate", None) is None:
+        driver = error.__cause__
+    return str(driver).split("\n", 1)[0] if getattr(driver, "sqlstate", None) == UNDEFINED_COLUMN else ""
 
 
 def _arguments(statement: Statement) -> tuple[object, ...]:

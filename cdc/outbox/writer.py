@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,12 +23,12 @@ from typing import Any, Final
 from cdc.avro.columns import BYTEA, JSON
 from cdc.avro.current import CurrentRegistry
 from cdc.avro.native import json_text
-from cdc.errors import ConfigurationError, InvalidEvent
+from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
 from cdc.event import record_size
 from cdc.outbox import message
 from cdc.outbox.context import current
 from cdc.outbox.event import Event
-from cdc.outbox.executor import Statement, execute, execute_async
+from cdc.outbox.executor import Statement, execute, execute_async, undefined_column
 from cdc.outbox.mapping import KEYS, REQUIRED, OutboxMapping, found
 from cdc.outbox.model import EventModel
 from cdc.outbox.router import Router, fill
@@ -43,6 +44,9 @@ _BEGIN: Final = Begin(Lsn(0), 0, 0)
 
 OPTIONAL: Final = ("schema_version", "headers")
 """Columns that `cdc init --create-table` makes and that an outbox can do without."""
+
+_LACKED: Final = frozenset(OPTIONAL)
+"""Without any of these a row has no place for its version."""
 
 UNMAPPED: Final = ("topic", "partition", "traceparent")
 """Columns that `cdc init --create-table` does not make: they are written if `columns` names them."""
@@ -96,16 +100,19 @@ class Outbox:
         connection or cursor. Nothing is committed: the event stays if your transaction does.
 
         Raises InvalidEvent, before anything is written, for an event that the pipeline could not publish; NoTransaction for
-        a connection in autocommit on which no transaction is open; TypeError for something that is no connection.
+        a connection in autocommit on which no transaction is open; TypeError for something that is no connection;
+        PostgresRefused for a table that lacks a column of which it was not said so (`lacks`).
         """
         event, statement = self.statement(event)
-        execute(target, statement)
+        with self._columns_explained():
+            execute(target, statement)
         return event
 
     async def append_async(self, target: object, event: Event | EventModel) -> Event:
         """Do the same on psycopg's AsyncConnection or AsyncCursor, or SQLAlchemy's AsyncConnection or AsyncSession."""
         event, statement = self.statement(event)
-        await execute_async(target, statement)
+        with self._columns_explained():
+            await execute_async(target, statement)
         return event
 
     def statement(self, event: Event | EventModel) -> tuple[Event, Statement]:
@@ -135,6 +142,8 @@ class Outbox:
             if "schema_version" not in self._absent:
                 event = replace(event, schema_version=encoder.version)
                 envelope["schema_version"] = str(encoder.version)
+        if _LACKED.issubset(self._absent) and event.schema_version is not None:
+            event = self._by_default(event, subject)
         said = self._said(event, envelope, payload)
         content = self._content(said)
         row = (_BEGIN, MESSAGES, 0, (content.encode(),))
@@ -146,6 +155,32 @@ class Outbox:
             msg = f"the record has {size} bytes, the topic takes {self._max_bytes}"
             raise InvalidEvent("size", msg, "write a smaller event, or give Outbox the topic's max.message.bytes as max_bytes")
         return event, said, content
+
+    def _by_default(self, event: Event, subject: str) -> Event:
+        """Return an event without the version that its row has no place for; raises InvalidEvent if it is not what rows get anyway."""
+        default = self._schemas.encoder(subject, None).version
+        if event.schema_version != default:
+            what = f"the event names version {event.schema_version} of {subject!r}, and the table has no column to say so"
+            fix = f"rows get version {default}: generate the classes again, or pin {event.schema_version}; or add schema_version (lacks)"
+            raise InvalidEvent("mapping", what, fix)
+        return replace(event, schema_version=None)
+
+    @contextmanager
+    def _columns_explained(self) -> Iterator[None]:
+        """Say what to do where PostgreSQL knows no such column; raises PostgresRefused from the driver's own error."""
+        try:
+            yield
+        except Exception as error:
+            told = undefined_column(error)
+            named = [name for name in self._columns if f'"{name}"' in told]
+            if not named or f'"{self._table[1]}"' not in told:
+                raise  # a trigger's, or in a language whose quotes are others
+            name = min(named, key=lambda name: told.index(f'"{name}"'))  # before the table, which may be called like a column
+            optional = {self._mapping.column(key): key for key in OPTIONAL}
+            fix = "name the column in the mapping (outbox.columns), or add it to the table"
+            if name in optional:
+                fix = f'tell Outbox or load_outbox, lacks=("{optional[name]}",), or add the column'
+            raise PostgresRefused(f"table {'.'.join(self._table)} has no column {name!r}", fix) from error
 
     def _said(self, event: Event, envelope: Mapping[str, str], payload: str | bytes | None) -> dict[str, object]:
         """Return what is written by column name; raises InvalidEvent for what the outbox has no column for."""

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from cdc import Event, InvalidEvent, Outbox, Pressure, TooBusy, event_context
-from cdc.errors import NoTransaction
+from cdc.errors import NoTransaction, PostgresRefused
 from cdc.outbox import OutboxMapping, append, append_async, use
 from cdc.outbox.table import create_sql
 from cdc.postgres.slot import Table
@@ -266,6 +266,27 @@ def test_a_table_with_other_names_and_columns(connection: psycopg.Connection[Any
     assert connection.execute(b'SELECT * FROM "We%ird"').fetchall() == [
         (str(written.id), "Thing", "k", {"n": 1}, TRACE, "elsewhere", "3", "x")
     ]
+
+
+def test_a_column_that_the_table_lacks_is_named_with_what_to_do(database: str, schemas: Path) -> None:
+    with psycopg.connect(database, autocommit=True) as opened:
+        opened.execute("CREATE TABLE bare (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)")
+    use(Outbox(schemas=schemas, table="bare"))
+    ways = (in_psycopg, in_a_session, in_django, in_async_psycopg, in_async_sqlalchemy)
+    for way in ways:
+        with pytest.raises(PostgresRefused, match=r"table public\.bare has no column 'schema_version'") as refused:
+            way(database, thing(1), fails=False)
+        assert 'lacks=("schema_version",)' in refused.value.fix
+        assert refused.value.__cause__ is not None, "the driver's own error is kept"
+    use(Outbox(schemas=schemas, table="bare", lacks=("schema_version",)))
+    with pytest.raises(PostgresRefused, match="no column 'headers'"):
+        in_psycopg(database, thing(1, headers={"tenant": "a"}), fails=False)
+    with pytest.raises(PostgresRefused, match=r"no column 'occurred_at'.*outbox\.columns"):
+        in_psycopg(database, thing(1, occurred_at=datetime(2026, 1, 2, tzinfo=UTC)), fails=False)
+    use(Outbox(schemas=schemas, table="bare", lacks=("schema_version", "headers")))
+    in_psycopg(database, thing(1, schema_version=1), fails=False)
+    with psycopg.connect(database) as opened:
+        assert opened.execute("SELECT count(*) FROM bare").fetchone() == (1,)
 
 
 def test_avro_payloads_and_paths_into_the_payload(connection: psycopg.Connection[Any], schemas: Path) -> None:

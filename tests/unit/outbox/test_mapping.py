@@ -54,6 +54,9 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(InvalidEvent) as caught:
         locate(OutboxMapping(columns={"aggregateid": "key"}), DEBEZIUM)
     assert caught.value.what == "the table has no column 'key' for outbox.columns.aggregateid"
+    assert caught.value.fix.startswith("the table has id, aggregatetype, aggregateid, type, payload; ")
+    with pytest.raises(InvalidEvent, match=r"no column 'kindd' for outbox\.columns\.type\. Fix: did you mean 'kind'\?"):
+        locate(OutboxMapping(columns={"type": "kindd"}), [*DEBEZIUM, "kind"])
 
 
 def test_a_table_that_fits() -> None:

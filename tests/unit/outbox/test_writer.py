@@ -98,6 +98,7 @@ def test_the_current_span_of_opentelemetry_is_the_trace(schemas: Path) -> None:
         (Event("", "k", {"n": 1}, "thing"), "no type"),
         (Event("Thing", "k", {"n": 1}), "no aggregatetype"),
         (Event("Nothing", "k", {"n": 1}, "thing"), "subject 'Nothing' is not in the schema folder"),
+        (Event("Thingy", "k", {"n": 1}, "thing"), r"subject 'Thingy' is not .*Fix: did you mean 'Thing'\?"),
         (Event("Thing", 7, {"n": 1}, "thing"), "aggregateid is a int"),  # type: ignore[arg-type]
         (Event("Thing", "k\0", {"n": 1}, "thing"), "NUL character"),
         (thing(schema_version=2), "no version 2"),
@@ -139,6 +140,11 @@ def test_the_version_that_was_checked_is_the_one_that_is_written(schemas: Path, 
     bare = Outbox(schemas=path, lacks=("schema_version",))
     assert json.loads(said(bare, thing(schema_version=1))["headers"]) == {"schema_version": "1"}
     assert "schema_version" not in said(bare, Event("Thing", "k", {"n": 1, "more": 2}, "thing"))
+    barest = Outbox(schemas=path, lacks=("schema_version", "headers"))
+    written = said(barest, Event("Thing", "k", {"n": 1, "more": 2}, "thing", schema_version=2))
+    assert not {"schema_version", "headers"} & set(written), "rows get this version anyway"
+    with pytest.raises(InvalidEvent, match=r"names version 1 of 'Thing', and the table has no column to say so.*rows get version 2"):
+        barest.statement(thing(schema_version=1))
 
 
 def test_field_case_46_numbers_keep_every_digit(schemas: Path) -> None:
