@@ -17,8 +17,10 @@
             connection.execute("UPDATE stock SET pieces = pieces - %s WHERE sku = %s", (line["quantity"], line["sku"]))
 
     if __name__ == "__main__":
-        shop.create_tables()                             # or put `shop.ddl` into a migration
-        shop.run()                                       # until SIGTERM
+        shop.main()                                      # create_tables() and run(), until SIGTERM
+
+`main` is for programs: what you have to mend is one line and an exit code, as `cdc` has them. `create_tables` and `run` raise it;
+`ddl` is for a migration of yours. Lines go to the logger `cdc.consumer`, or to stderr when the program has set up no logging.
 
 A handler is given an event and a psycopg connection whose transaction is open and already holds the event's marker (the *inbox*:
 table `processed_events`). It writes; it does not commit. Effect and marker are committed together or not at all, so an event that
@@ -81,6 +83,7 @@ SETTINGS: `Consumer(name, ..)`
     create=          Create(partitions, replication_factor, min_insync_replicas) makes the consumer's own topics in Kafka
     around=          a context manager around each call of a handler, such as a span: cdc.observe.consumer_spans.spans(). Of a list it
                      is given the first event
+    tracebacks=      True logs what handlers raise with words and traceback, for development: they may show values of events
     observer=        who is told; cdc.observe.consumers.ConsumerMetrics shows it to Prometheus
 
 WITHOUT A DATABASE (`postgres=None`) there is no inbox: after a crash a handler may be called again for an event. Its idempotency

@@ -12,6 +12,7 @@ import queue
 import random
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cdc.avro import folder
 from cdc.avro.registry import Registry
+from cdc.consumer import console
 from cdc.consumer.brokers import Create, Group, chosen
 from cdc.consumer.desk import Desk, Janitor
 from cdc.consumer.driver import Driver
@@ -51,6 +53,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 CONNECT_TIMEOUT_S: Final = 5
 GRACE_S: Final = 10.0
+
+UNREACHABLE: Final = "start the broker, or correct its address; it is tried again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Consumer:
         worker_limits: Mapping[str, int] | None = None,
         observer: Observer | None = None,
         around: Around | None = None,
+        tracebacks: bool = False,
     ) -> None:
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"a consumer cannot be called {name!r}", "use letters, digits, dots, hyphens and underscores")
@@ -123,6 +128,7 @@ class Consumer:
         self._worker_limits = dict(worker_limits or {})
         self._observer: Observer = observer or Log()
         self._around = around
+        self._tracebacks = tracebacks
         self._handlers: list[Handler] = []
         self._dependencies: dict[str, _Dependency] = {}
         self._resources: list[Resource[Any]] = []
@@ -235,6 +241,17 @@ class Consumer:
         finally:
             store.close()
 
+    def main(self) -> None:
+        """Do all that a program of this consumer does: make its tables, and run; end it with a line and an exit code for a mistake."""
+        try:
+            if self._postgres is not None:
+                self.create_tables()
+            self.run()
+        except Exception as error:
+            if (code := console.ended(self.name, error)) is None:
+                raise
+            sys.exit(code)
+
     def run(self, *, grace: float = GRACE_S, signals: bool = True) -> None:
         """Consume until `stop`, SIGTERM or SIGINT; jobs under way may take `grace` seconds more.
 
@@ -245,7 +262,8 @@ class Consumer:
             raise ConfigurationError(f"consumer {self.name} has no handler", "declare one with on(..)")
         with self._signals() if signals and threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
             try:
-                self._run(grace)
+                with console.shown():
+                    self._run(grace)
             finally:
                 self._stop.clear()
 
@@ -316,6 +334,7 @@ class Consumer:
             None if isinstance(self._schemas, Registry) else folder.refreshed,
             self._processes,
             self._resources,
+            self._tracebacks,
         )
 
     def decisions(self, reader: Reader) -> Loop:
@@ -356,7 +375,7 @@ class Consumer:
         except ConfigurationError:
             raise
         except CdcError as error:
-            self._observer.hitch(self.name, f"topics could not be looked at: {type(error).__name__}")
+            self._observer.hitch(self.name, f"topics could not be looked at: {error if error.fix else f'{error}. Fix: {UNREACHABLE}'}")
             return
         if self._inbox is Inbox.EVENTS and self._retention is not None:
             for name, kept_ms in kept.items():

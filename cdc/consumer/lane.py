@@ -47,7 +47,7 @@ class Kind(StrEnum):
 class Failure(NamedTuple):
     """Why a record was not settled: the first failure, which handlers are done, and which failed (none when it was not read).
 
-    `message` may quote data: it goes into the dead letter and nowhere else.
+    `message` may quote data: it goes into the dead letter and nowhere else. `where` names what may be logged: tables, not values.
     """
 
     kind: Kind
@@ -59,6 +59,7 @@ class Failure(NamedTuple):
     breaker: str | None = None
     done: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ Every hook of an Observer is called by the polling thread, waits for nobody and 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cdc.consumer.event import envelope
-from cdc.consumer.lane import Failure, Handle, Handled, Lane, Move, Place
+from cdc.consumer.lane import Failure, Handle, Handled, Lane, Move, Place, Standing
 
 if TYPE_CHECKING:
     from cdc.event import Record, Seen
@@ -161,9 +162,13 @@ class Log:
 
     def failed(self, consumer: str, record: Seen, failure: Failure, attempts: int, lane: Lane) -> None:
         """Say why."""
+        error = f"{failure.error_class}{failure.where}"
+        following = lane.standing.value
+        if lane.standing is Standing.WAITING:
+            following += f" for {max(0.0, lane.not_before - time.monotonic()):.0f} s"
         LOG.warning(
             "%s: attempt %d failed: error=%s handler=%s kind=%s next=%s%s",
-            consumer, attempts, failure.error_class, failure.handler or "-", failure.kind, lane.standing, told(record),
+            consumer, attempts, error, failure.handler or "-", failure.kind, following, told(record),
         )  # fmt: skip
 
     def moved(self, consumer: str, move: Move, error: str) -> None:
@@ -184,7 +189,7 @@ class Log:
 
     def assigned(self, consumer: str, places: Sequence[Place]) -> None:
         """Say which."""
-        LOG.info("%s: assigned %s", consumer, _names(places))
+        LOG.info("%s: reading %s, %d partition%s", consumer, _names(places), len(places), "s" * (len(places) != 1))
 
     def revoked(self, consumer: str, places: Sequence[Place], *, lost: bool) -> None:
         """Say which."""
@@ -215,4 +220,7 @@ def told(record: Seen) -> str:
 
 
 def _names(places: Sequence[Place]) -> str:
-    return ", ".join(f"{topic}[{number}]" for topic, number in places) or "nothing"
+    topics: dict[str, list[int]] = {}
+    for topic, number in sorted(places):
+        topics.setdefault(topic, []).append(number)
+    return ", ".join(f"{topic}[{', '.join(map(str, numbers))}]" for topic, numbers in topics.items()) or "nothing"

@@ -26,8 +26,10 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cdc.avro.decoder import UnknownSchemaError
+from cdc.consumer import console
 from cdc.consumer.handler import Reader, Unit
 from cdc.consumer.lane import Failure, Handle, Handled, Job, Kind, Result
+from cdc.consumer.ports import LOG
 from cdc.consumer.resources import Resource
 from cdc.consumer.retry import NEVER, Retry, TryAgain
 from cdc.consumer.running import run, run_async
@@ -54,7 +56,11 @@ Answer = TypeVar("Answer")
 
 
 class _DatabaseAway(Exception):
-    """No connection can be opened."""
+    """No connection can be opened; the class of the error, and what may be said of it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(type(error).__name__)
+        self.where = f" ({why})" if (why := console.refusal(error)) else ""
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class Tools:
     refresh: Callable[[Registry], Registry] | None = None
     processes: int = 0
     resources: Sequence[Resource[Any]] = ()
+    tracebacks: bool = False
     _opened: ExitStack = field(default_factory=ExitStack)
     _refreshed: float = 0.0
     _pool: Executor | None = None
@@ -233,6 +240,8 @@ class Hand:
                 outcome += self._patiently([unit], releases=last and unit.key is not None and unit.event.moved)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is this handler's failure
                 first = first or _failure(error, unit)
+                if self._tools.tracebacks and not isinstance(error, _DatabaseAway):
+                    LOG.warning("%s: handler %s raised", self._tools.consumer, unit.handler.name, exc_info=error)
                 left.add(unit.handler.name)
             else:
                 finished.add(unit.handler.name)
@@ -297,7 +306,7 @@ class Hand:
             try:
                 self._connection = self._tools.connect()
             except Exception as error:
-                raise _DatabaseAway(type(error).__name__) from error
+                raise _DatabaseAway(error) from error
         return self._connection
 
     def _open_async(self) -> psycopg.AsyncConnection[Any] | None:
@@ -307,7 +316,7 @@ class Hand:
             try:
                 self._async = self._tools.wait_for(self._tools.connect_async())
             except Exception as error:
-                raise _DatabaseAway(type(error).__name__) from error
+                raise _DatabaseAway(error) from error
         return self._async
 
 
@@ -315,7 +324,7 @@ def _failure(error: BaseException, unit: Unit) -> Failure:
     """Read an exception as values."""
     handler = unit.handler
     if isinstance(error, _DatabaseAway):
-        return Failure(Kind.DATABASE, str(error))
+        return Failure(Kind.DATABASE, str(error), where=error.where)
     if isinstance(error, Blocked):
         return Failure(Kind.BLOCKED, "Blocked", "an earlier event of this key is parked", handler.name)
     return Failure(
@@ -326,6 +335,7 @@ def _failure(error: BaseException, unit: Unit) -> Failure:
         handler.retry.rule_for(error),
         error.after_s if isinstance(error, TryAgain) else None,
         handler.breaker if isinstance(error, handler.dependency_errors) else None,
+        where=console.places(error),
     )
 
 

@@ -156,6 +156,11 @@ class KafkaMember:
         elif remedy(fault, transactional=False) is Remedy.EXIT and message.topic() not in self._own:
             raise exception(fault, "consuming", transactional=False)
         elif message.topic() not in self._own:
+            if fault.code in (Code.UNKNOWN_TOPIC, Code.UNKNOWN_TOPIC_OR_PART):
+                self._listener.hitch(
+                    f"topic {message.topic()} does not exist yet, and is read once it does. Fix: publish an event, or correct topics="
+                )
+                return
             self._listener.hitch(f"Kafka: {fault.name}" + (f" for topic {message.topic()}" if message.topic() else ""))
 
     def pause(self, places: Sequence[Place]) -> None:
