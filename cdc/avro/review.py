@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.avro.compatibility import Breach, Versioned, breaches
+from cdc.avro.schema import Fixed, Primitive, Record, children
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from cdc.avro.schema import Schema
+    from cdc.avro.schema import Node, Schema
 
 
 class Candidate(NamedTuple):
@@ -51,6 +52,37 @@ def review(new: Candidate, earlier: Sequence[Candidate], mode: str) -> tuple[lis
         return refused, []
     further = breaches(Versioned(str(new), new.schema), versions, f"{mode}_TRANSITIVE")
     return [], [_finding(new, breach, f"{mode}_TRANSITIVE") for breach in further]
+
+
+def notes(new: Candidate, earlier: Sequence[Candidate]) -> list[Finding]:
+    """Return what its owner may not have meant and can still change: times in milliseconds that no earlier version has."""
+    known = {place for old in earlier for place in _in_millis(old.schema)}
+    coarse = [place for place in _in_millis(new.schema) if place not in known]
+    if not coarse:
+        return []
+    what = "now() of PostgreSQL and of Python has microseconds, which are refused and not cut off"
+    fix = "truncate each value, or take -micros before anything is published with this version"
+    return [Finding(new.source, f"{', '.join(coarse)}: {what}; {fix}")]
+
+
+def _in_millis(schema: Schema) -> Iterator[str]:
+    """Yield the times of a schema that have milliseconds, each by its field."""
+    fields = [(schema.root, "")] if not isinstance(schema.root, Record) else []
+    for record in schema.names.values():
+        if isinstance(record, Record):
+            prefix = "" if record is schema.root else f"{record.name.rpartition('.')[2]}."
+            fields += [(field.type, f"{prefix}{field.name} ") for field in record.fields]
+    for node, place in fields:
+        for part in _parts(node):
+            if isinstance(part, (Primitive, Fixed)) and part.logical is not None and part.logical.name.endswith("-millis"):
+                yield f"{place}({part.logical.name})"
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    """Yield a type and what it is made of, records left out: their fields have places of their own."""
+    yield node
+    for child in () if isinstance(node, Record) else children(node):
+        yield from _parts(child)
 
 
 def _finding(new: Candidate, breach: Breach, mode: str) -> Finding:

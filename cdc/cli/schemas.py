@@ -21,7 +21,7 @@ from cdc.avro.compatibility import Incompatibility, unreadable
 from cdc.avro.endpoint import application
 from cdc.avro.examples import example
 from cdc.avro.registry import Registry, Version
-from cdc.avro.review import Candidate, Finding, review
+from cdc.avro.review import Candidate, Finding, notes, review
 from cdc.avro.schema import Json as Json_
 from cdc.cli.options import Config, Json, Sets, schemas_from
 from cdc.cli.output import console, print_json, progress, say, table
@@ -56,17 +56,18 @@ def add(
     contents = folder.scan(path)
     chosen = _chosen(contents, versions or [], every=every)
     warnings = _judge(contents, chosen)
+    told = [str(note) for file in chosen for note in notes(file, contents.files[file.subject][: file.number - 1])]
+    for note in told:
+        say(f"note: {note}")
     lock = contents.lock.added((file.subject, file.number, file.fingerprint) for file in chosen)
     if chosen:
         folder.write_lock(path, lock)
     added = [{"subject": e.subject, "version": e.version, "id": e.id} for e in lock.entries[len(contents.lock.entries) :]]
     if as_json:
-        print_json({"added": added, "warnings": warnings})
+        print_json({"added": added, "warnings": warnings, "notes": told})
         return
-    if added:
-        console().print(table(("id", "version"), [(a["id"], f"{a['subject']}/{a['version']}") for a in added]))
-    else:
-        console().print("nothing to add: every version is locked")
+    listed = table(("id", "version"), [(a["id"], f"{a['subject']}/{a['version']}") for a in added])
+    console().print(listed if added else "nothing to add: every version is locked")
 
 
 @app.command(epilog="Example, for CI and as a pre-commit hook:\n\n  cdc schemas check")

@@ -58,7 +58,7 @@ def second_version(schemas: Path, default: Json = 0) -> None:
 
 def test_a_version_is_checked_and_gets_an_id(run: Json, schemas: Path) -> None:
     assert run("schemas", "check") == {"subjects": 2, "versions": 2, "warnings": []}
-    assert run("schemas", "add", "--all") == {"added": [], "warnings": []}
+    assert run("schemas", "add", "--all") == {"added": [], "warnings": [], "notes": []}
     second_version(schemas)
     assert "OrderPaid/2 is not in registry.lock" in run("schemas", "check", code=2)
     assert run("schemas", "add", "OrderPaid/2")["added"] == [{"subject": "OrderPaid", "version": 2, "id": 3}]
@@ -76,6 +76,42 @@ def test_an_incompatible_version_gets_none(run: Json, schemas: Path) -> None:
     toml = schemas / "registry.toml"
     toml.write_text(toml.read_text().replace("[subjects.OrderPaid]", '[subjects.OrderPaid]\ncompatibility = "NONE"'))
     assert run("schemas", "add", "--all")["added"][0]["id"] == 3
+
+
+def test_a_new_time_in_milliseconds_is_worth_a_note(run: Json, schemas: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def stamp(name: str) -> Json:
+        return {"type": "long", "logicalType": name}
+
+    fields = [
+        {"name": "at", "type": ["null", stamp("timestamp-millis")], "default": None},
+        {"name": "fine", "type": stamp("timestamp-micros")},
+        {"name": "in", "type": {"type": "record", "name": "In", "fields": [{"name": "t", "type": stamp("local-timestamp-millis")}]}},
+    ]
+    (schemas / "Paid").mkdir()
+    (schemas / "Paid/1.avsc").write_text(json.dumps({"type": "record", "name": "Paid", "fields": fields}))
+    added = run("schemas", "add", "--all")
+    assert [each["subject"] for each in added["added"]] == ["Paid"], "a note, and no refusal"
+    [note] = added["notes"]
+    assert "Paid/1.avsc: In.t (local-timestamp-millis), at (timestamp-millis): now() of PostgreSQL and of Python has microseconds" in note
+    fields.append({"name": "clock", "type": {"type": "int", "logicalType": "time-millis"}, "default": 0})
+    (schemas / "Paid/2.avsc").write_text(json.dumps({"type": "record", "name": "Paid", "fields": fields}))
+    assert main(["schemas", "add", "--all", "--folder", str(schemas)]) == 0
+    captured = capsys.readouterr()
+    assert "Paid/2.avsc: clock (time-millis): now()" in captured.err, "what the version before has is not told again"
+    assert "Paid/2" in captured.out
+
+
+def test_a_version_that_nothing_was_published_with_is_taken_back_by_hand(run: Json, schemas: Path) -> None:
+    """As docs/schemas.md tells: the file, and its line of the lock; the id stays used, because `next` stands."""
+    second_version(schemas)
+    assert run("schemas", "add", "--all")["added"][0]["id"] == 3
+    (schemas / "OrderPaid/2.avsc").unlink()
+    assert "is locked with id 3 and missing" in run("schemas", "check", code=2)
+    lock = schemas / "registry.lock"
+    lock.write_text("".join(line for line in lock.read_text().splitlines(keepends=True) if " OrderPaid/2 " not in line))
+    assert run("schemas", "check")["versions"] == 2
+    second_version(schemas, 7)
+    assert run("schemas", "add", "--all")["added"] == [{"subject": "OrderPaid", "version": 2, "id": 4}]
 
 
 def test_versions_to_add_are_named_or_all(run: Json, schemas: Path) -> None:
@@ -130,11 +166,32 @@ def test_a_payload_is_tried(run: Json, tmp_path: Path, capsys: pytest.CaptureFix
     file.write_text(json.dumps({**ORDER, "totalCents": "999"}))
     assert "OrderPlaced/1 $.totalCents: expected long, came a text" in run("try", str(file), "--type", "OrderPlaced", code=8)
     assert "no version 7" in run("try", str(file), "--type", "OrderPlaced", "--version", "7", code=8)
+    assert "did you mean 'OrderPlaced'?" in run("try", str(file), "--type", "OrderPlacde", code=8)
+    assert "give it: --type" in run("try", str(file), code=2)
     assert "cannot be read" in run("try", str(tmp_path / "none.json"), code=2)
     assert "has no value" in run("try", str(file), "--column", "x", code=2)
     file.write_text(json.dumps(ORDER))
     assert main(["try", str(file), "--type", "OrderPlaced", "--folder", str(SHOP)]) == 0
     assert "OrderPlaced/1 (id 2)" in capsys.readouterr().out
+
+
+def test_a_payload_is_tried_as_a_row_of_the_table_that_the_settings_describe(run: Json, tmp_path: Path) -> None:
+    """Optional columns that are mapped are NULL unless they are given, and what stands in the payload is read there."""
+    config = tmp_path / "cdc.toml"
+    config.write_text(
+        'name = "shop"\npostgres.dsn = "postgresql://nobody@127.0.0.1:1/x"\nkafka."bootstrap.servers" = "127.0.0.1:1"\n'
+        '[outbox.columns]\nid = "event"\ntype = "kind"\naggregateid = "payload.orderId"\noccurred_at = "created"\nheaders = "meta"\n'
+        'schema_version = "v"\ntopic = "to"\npartition = "part"\ntraceparent = "trace"\n'
+        '[topics]\nplacement = "id:header:event-id,tenant:header:tenant"\nheaders = "debezium"\n'
+    )
+    file = tmp_path / "order.json"
+    file.write_text(json.dumps(ORDER))
+    arguments = ["try", str(file), "--config", str(config), "--type", "OrderPlaced"]
+    record = run(*arguments)
+    assert (record["topic"], record["key"]) == ("outbox.event.Example", "o-1")
+    assert record["decoded"]["orderId"] == "o-1"
+    record = run(*arguments, "--key", "other", "--version", "1", "--column", "to=elsewhere", "--column", "tenant=a")
+    assert (record["topic"], record["key"], record["headers"]["tenant"]) == ("elsewhere", "other", "a")
 
 
 def test_a_served_folder_takes_up_added_versions(schemas: Path, run: Json) -> None:

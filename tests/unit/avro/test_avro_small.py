@@ -56,6 +56,28 @@ def test_texts_and_lists_beyond_the_table_are_written() -> None:
     assert fastavro.schemaless_reader(io.BytesIO(encoder.encode_value(value)[5:]), {"type": "array", "items": "string"}, None) == value
 
 
+@pytest.mark.parametrize(
+    ("base", "name", "text", "fix"),
+    [
+        ("long", "timestamp-millis", "2026-01-02T03:04:05.678901+00:00", "date_trunc('milliseconds', ..), or declare timestamp-micros"),
+        ("long", "local-timestamp-millis", "2026-01-02T03:04:05.678901", "or declare local-timestamp-micros"),
+        ("int", "time-millis", "03:04:05.678901", "or declare time-micros"),
+        ("long", "timestamp-micros", "2026-01-02T03:04:05.6789012Z", "truncate the time to microseconds, or declare timestamp-nanos"),
+        ("long", "time-micros", "03:04:05.6789012", "truncate the time to microseconds"),
+    ],
+)
+def test_a_time_that_is_too_fine_is_refused_with_the_way_out(base: str, name: str, text: str, fix: str) -> None:
+    fields = [{"name": "n", "type": "long"}, {"name": "at", "type": ["null", {"type": base, "logicalType": name}]}]
+    encoder = Encoder("Paid", 1, 1, parse({"type": "record", "name": "Paid", "fields": fields}, "Paid"))
+    with pytest.raises(InvalidEvent, match=rf"\$\.at: expected {name}, came a time with more than \d digits") as refused:
+        encoder.encode(json.dumps({"n": "canary", "at": text}))
+    assert refused.value.fix.endswith(fix)
+    assert "canary" not in str(refused.value)
+    with pytest.raises(InvalidEvent) as other:
+        encoder.encode('{"n": "canary", "at": null}')
+    assert not other.value.fix
+
+
 @settings(patient, max_examples=150)
 @given(st.data())
 def test_what_is_encoded_passes_through_and_what_is_cut_does_not(data: st.DataObject) -> None:
