@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import psycopg
 import pytest
 
 from cdc.consumer import Consumer, Event, Retry, Unprocessable
-from cdc.devstack.process import start
 from cdc.errors import SinkRefused
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, redis_line, write_effect
@@ -267,35 +265,6 @@ def test_computations_and_priorities_with_workers(shop: Line) -> None:
     with consuming(consumer):
         wait_for(lambda: all(shop.committed(topic=topic) == 20 for topic in topics), 60, "both are through")
     assert list(got.values()) == [[2 * n for n in range(20)]] * 2
-
-
-def test_the_pages_consumer_runs_as_it_stands(shop: Line, tmp_path: Path) -> None:
-    """The example of the manual, as a process of its own, killed and started again."""
-    page = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text(encoding="utf-8")
-    source = page.split("```python\n")[1].split("```")[0]
-    for old, new in (
-        ("outbox.event.Order", shop.topic),
-        ("OrderPlaced", "Thing"),
-        ('event.value["lines"]', '[{"quantity": 1, "sku": "book"}]'),
-    ):
-        assert old in source
-        source = source.replace(old, new)
-    (tmp_path / "inventory.py").write_text(source.replace('"inventory"', f'"{shop.name}"').replace('"inventory-1"', f'"{shop.name}-1"'))
-    shop.execute("CREATE TABLE stock AS SELECT 'book' AS sku, 100 AS pieces")
-    shop.make_topic()
-    command = [sys.executable, str(tmp_path / "inventory.py"), shop.bootstrap, shop.dsn]
-    pieces = "SELECT pieces FROM stock"
-    shop.publish(*[event(n) for n in range(10)])
-    first = start(command, tmp_path / "first.log", dies_with_us=True, cwd=tmp_path)
-    wait_for(lambda: shop.execute(pieces)[0][0] <= 95, 60, "it works")
-    first.kill()
-    first.wait()
-    shop.publish(*[event(n) for n in range(20)])
-    second = start(command, tmp_path / "second.log", dies_with_us=True, cwd=tmp_path)
-    wait_for(lambda: shop.execute(pieces) == [(80,)] and shop.committed() == 30, 60, "all is settled")
-    second.terminate()
-    assert second.wait(30) == 0
-    assert shop.execute(pieces) == [(80,)]
 
 
 def test_fifty_orders_at_once_for_the_last_ten_pieces(shop: Line) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import cdc.consumer
 from cdc.consumer import Consumer
+from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,9 +30,9 @@ def test_help_names_every_setting() -> None:
 
 @pytest.mark.soak
 def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "consuming.md").read_text(encoding="utf-8")
+    [example, *_] = [block.text for block in blocks(ROOT / "docs" / "consuming.md") if block.language == "python"]
     sample = tmp_path / "inventory.py"
-    sample.write_text(page.split("```python\n")[1].split("```")[0])
+    sample.write_text(example)
     project = [shutil.copy(source, tmp_path) for source in (ROOT / "tests" / "sample").glob("*.py")]
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(sample), *map(str, project)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)})
