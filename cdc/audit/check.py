@@ -20,6 +20,7 @@ from cdc.audit.finding import Case, Doctor, Finding, Patience, Status, Told, ask
 from cdc.audit.init import IDENTIFY_TIMEOUT_S
 from cdc.avro import folder
 from cdc.errors import CdcError, ContinuityError
+from cdc.outbox.publication import RECREATE
 from cdc.pipeline import continuity
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.link import PqLink
@@ -40,16 +41,38 @@ def _examination(case: Case, catalog: LiveCatalog, doctor: Doctor, patience: Pat
     server = list(asked("postgres", "reachable", check_postgres.reached(catalog, patience)))
     yield from server
     server_answers = server[-1].status is not Status.FAILED
-    if server_answers:
-        for check, question in check_postgres.QUESTIONS.items():
-            yield from asked("postgres", check, question(case, catalog))
+    questions = check_postgres.QUESTIONS.items() if server_answers else ()
+    found = [each for check, question in questions for each in asked("postgres", check, question(case, catalog))]
     sink = list(asked(doctor.area, "reachable", doctor.reached(patience)))
-    yield from sink
+    if sink[-1].status is not Status.FAILED:
+        found = _begun(found, doctor)
+    yield from (*found, *sink)
     if sink[-1].status is not Status.FAILED:
         for check, ask in doctor.questions.items():
             yield from asked(doctor.area, check, ask(case))
         if server_answers:
             yield from asked("continuity", "position and slot", _continuity(case, catalog, doctor))
+
+
+def _begun(found: list[Finding], doctor: Doctor) -> list[Finding]:
+    """Say what alone mends a missing slot or publication where a position tells that the pipeline had one: init would refuse."""
+    if not any(each.fix.endswith(tuple(_RECOVER)) for each in found):
+        return found
+    try:
+        position, _ = doctor.sink.peek()
+    except CdcError:
+        return found  # a finding of its own, below
+    if position is None or position.pending is not None:
+        return found
+    mended = ((each, next((fix for words, fix in _RECOVER.items() if each.fix.endswith(words)), each.fix)) for each in found)
+    return [replace(each, fix=fix) for each, fix in mended]
+
+
+_RECOVER = {
+    check_postgres.INIT_OR_RECOVER: "`cdc recover` makes it again and publishes the rows that are lacking",
+    RECREATE: "`cdc recover` replaces it and publishes the rows that are lacking",
+}
+"""Words that leave open whether there is a position -> what is left of them when there is one."""
 
 
 def _schemas(case: Case) -> Told:

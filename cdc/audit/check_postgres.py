@@ -18,6 +18,9 @@ from cdc.postgres.server import SlotState
 GOOD_MINORS = {14: 18, 15: 13, 16: 9, 17: 5}
 """Major version -> the minor from which ALTER PUBLICATION beside an open transaction loses no rows of it."""
 
+INIT_OR_RECOVER = "run `cdc init`; if it existed before, `cdc recover`"
+"""What makes a slot or a publication; PostgreSQL alone cannot tell whether there was one."""
+
 BOOKMARK_BYTES = 1_000_000_000
 """Log that a bookmark may keep before it is worth a warning: it was made for an hour, and forgotten."""
 
@@ -112,7 +115,7 @@ def _table(case: Case, catalog: LiveCatalog) -> Told:
 def _publication(case: Case, catalog: LiveCatalog) -> Told:
     seen = catalog.published(case.publication, case.table.schema, case.table.name)
     if seen is None:
-        yield failed(f"publication {case.publication!r} does not exist", "run `cdc init`; if it existed before, `cdc recover`")
+        yield failed(f"publication {case.publication!r} does not exist", INIT_OR_RECOVER)
         return
     columns = catalog.columns(case.table.schema, case.table.name) or ()
     found = list(problems(case.publication, seen, case.table, columns, case.mapping))
@@ -161,7 +164,7 @@ def _emit(case: Case, catalog: LiveCatalog) -> Told:
 def _slot(case: Case, catalog: LiveCatalog) -> Told:
     slot = catalog.slot(case.slot)
     if slot is None:
-        yield failed(f"slot {case.slot!r} does not exist", "run `cdc init`; if it existed before, `cdc recover`")
+        yield failed(f"slot {case.slot!r} does not exist", INIT_OR_RECOVER)
         return
     recover = "`cdc recover` makes a new slot and publishes the rows that Kafka lacks"
     [(database,)] = catalog.query("SELECT current_database()")

@@ -34,6 +34,10 @@ MODES: Final = (
 DEFAULT_MODE: Final = "BACKWARD_TRANSITIVE"
 """Topics are replayed from their start, so the newest reader meets the oldest writer."""
 
+GUESSES: Final = 1_000
+"""Unknown subjects for which the one that was meant is looked for: a writer with more of them does not mistype, and a guess takes
+longer than all else that a dead letter needs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
@@ -86,11 +90,13 @@ class Registry:
     warnings: tuple[str, ...] = ()
     _by_id: dict[int, Version] = field(init=False, repr=False, compare=False)
     _encoders: dict[tuple[str, int | None], Encoder] = field(init=False, repr=False, compare=False)
+    _guesses: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         versions = {version.id: version for versions in self.subjects.values() for version in versions}
         object.__setattr__(self, "_by_id", versions)
         object.__setattr__(self, "_encoders", {})
+        object.__setattr__(self, "_guesses", {})
 
     def __repr__(self) -> str:
         return f"<Registry {self.folder} subjects={len(self.subjects)} versions={len(self._by_id)}>"
@@ -163,9 +169,15 @@ class Registry:
             return self.subjects[subject]
         except KeyError:
             what = f"subject {subject!r} is not in the schema folder {self.folder}"
+            raise InvalidEvent("schema", what, f"{self._guess(subject)}correct the type, or add it with `cdc schemas add`") from None
+
+    def _guess(self, subject: str) -> str:
+        """Ask for the subject that was probably meant; the same wrong one comes with every row of its writer."""
+        guess = self._guesses.get(subject)
+        if guess is None and len(self._guesses) < GUESSES:
             near = nearest(subject, self.subjects)
-            guess = "" if near is None else f"did you mean {near!r}? "
-            raise InvalidEvent("schema", what, f"{guess}correct the event's type, or add it with `cdc schemas add`") from None
+            guess = self._guesses[subject] = "" if near is None else f"did you mean {near!r}? "
+        return guess or ""
 
 
 _DEFAULTS: Final = SubjectSettings()

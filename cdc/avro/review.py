@@ -67,7 +67,7 @@ def notes(new: Candidate, earlier: Sequence[Candidate]) -> list[Finding]:
 
 def _in_millis(schema: Schema) -> Iterator[str]:
     """Yield the times of a schema that have milliseconds, each by its field."""
-    fields = [(schema.root, "")] if not isinstance(schema.root, Record) else []
+    fields: list[tuple[Node, str]] = [(schema.root, "")] if not isinstance(schema.root, Record) else []
     for record in schema.names.values():
         if isinstance(record, Record):
             prefix = "" if record is schema.root else f"{record.name.rpartition('.')[2]}."

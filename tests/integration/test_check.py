@@ -132,7 +132,9 @@ def test_what_hides_rows_is_found(made: Doctor, sabotage: str, words: str) -> No
     name = sql.Identifier(made.pipeline.slot_name).as_string()
     for statement in sabotage.format(publication=name).split("; "):
         made.pipeline.execute(statement)
-    assert words in made.failed()
+    failed = made.failed()
+    assert words in failed
+    assert "cdc init" not in failed, "there is a position: init would refuse"
 
 
 def test_a_partitioned_table_is_published_by_its_root(made: Doctor) -> None:
