@@ -83,6 +83,7 @@ def by_rabbitmq(url: str, source: str, rows: int) -> ByPika:
     channel = connection.channel()
     channel.queue_declare(TARGET, durable=True, arguments={"x-queue-type": "quorum"})
     found = [channel.basic_get(source, auto_ack=True) for _ in range(SAMPLE)]
+    channel.queue_purge(source)  # the broker is as empty as it was for the pipeline
     connection.close()
     return ByPika(url, [(properties, body) for method, properties, body in found if method is not None], rows)
 

@@ -79,8 +79,10 @@ def _turn(rig: Rig, sink: SinkName, rows: int) -> Figures:
         with redis.Redis.from_url(server.url, protocol=2) as client:
             client.delete(TOPIC, TARGET)
     elif isinstance(server, RabbitBroker):
-        with _channel(server) as channel:
-            channel.queue_purge(QUEUE)
+        with _channel(server) as channel:  # a queue that held many messages is not as fast as a new one
+            channel.queue_delete(TARGET)
+            channel.queue_delete(QUEUE)
+        _bind(server)
     else:
         with counted(rig) as count:
             before = count()
@@ -105,9 +107,7 @@ def served(sink: SinkName) -> Iterator[Rig]:
         }
         rig = Rig(stack, set_up(environment), environment)
         if isinstance(stack.broker, RabbitBroker):
-            with _channel(stack.broker) as channel:
-                channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
-                channel.queue_bind(QUEUE, NAME, "#")
+            _bind(stack.broker)
         elif sink is SinkName.KAFKA:
             rig.make_topics(TOPIC)
         yield rig
@@ -129,6 +129,12 @@ def _channel(server: RabbitBroker) -> Iterator[Any]:
         yield connection.channel()
     finally:
         connection.close()
+
+
+def _bind(server: RabbitBroker) -> None:
+    with _channel(server) as channel:
+        channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+        channel.queue_bind(QUEUE, NAME, "#")
 
 
 @contextmanager
