@@ -88,9 +88,9 @@ def _schemas(case: Case) -> Told:
         except CdcError as error:
             broken += 1
             yield failed(f"{version} cannot be compiled: {error.what}", error.fix or "mend it with a new version")
-    if not versions:
+    if not versions and not contents.unlocked:
         yield warning(f"{case.schemas} holds no locked version: every row would be invalid", "add a schema, then `cdc schemas add --all`")
-    elif not broken and not contents.unlocked:
+    elif versions and not broken and not contents.unlocked:
         yield ok(f"{len(versions)} versions of {len(registry.subjects)} subjects are locked and compile")
 
 

@@ -166,7 +166,7 @@ def _ensure_topics(ends: _Ends) -> None:
             msg = f"the position topic {positions.topic!r} does not exist"
             raise SinkRefused(msg, "let init make it (topics.create), or make it yourself: one partition, cleanup.policy=compact")
         positions.create(create.replication_factor, create.min_insync_replicas, nobody_waits)
-        ends.say(f"created topic {positions.topic}")
+        ends.say(f"created {positions.topic}, which keeps the position")
     positions.verify(nobody_waits)
     ends.publisher.require(ends.plan.static_topics, nobody_waits)
 

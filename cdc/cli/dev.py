@@ -17,7 +17,25 @@ app = typer.Typer(no_args_is_help=True, help="Start and stop a PostgreSQL and a 
 
 SHOWN = ("postgres_dsn", "bootstrap_servers", "postgres_pid", "kafka_pid")
 
-Folder = Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Where the servers keep their data.")]
+SETTINGS = """
+For cdc.toml:
+
+[postgres]
+dsn = "{postgres_dsn}"
+
+[kafka]
+"bootstrap.servers" = "{bootstrap_servers}"
+
+For psql: export PATH="{path}:$PATH\""""
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="FOLDER",
+        help="Where the servers keep their data; else ~/.cache/cdc/dev, as root /var/cache/cdc/dev, or dev in CDC_CACHE_DIR.",
+    ),
+]
 
 
 @app.command(epilog="Examples:\n\n  cdc dev up\n\n  cdc dev up --dir servers --json")
@@ -53,3 +71,4 @@ def _show(running: stack.Running, *, as_json: bool) -> None:
     else:
         for key, value in document.items():
             print(f"{key:18} {value}")
+        say(SETTINGS.format(path=client("psql").parent, **document))

@@ -146,11 +146,15 @@ def _sql(settings: Settings, plan: Plan) -> str:
     from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - only here
 
     target = conninfo_to_dict(app.dsn(settings))
+    user = str(target.get("user") or "cdc")
+    role = role_sql(user, str(target.get("dbname") or settings.name), plan.table, plan.deletes_by)
+    if user == "postgres":
+        role = ["-- postgres, the superuser, needs no rights; for production name a role of its own in postgres.dsn, and print this again"]
     lines = [
         "-- postgresql.conf needs wal_level = logical. Run this as the owner of the table, or as a superuser;",
         "-- then `cdc init` as the pipeline's role makes the slot, the topics and the first position.",
         *([create_sql(plan.table, plan.mapping)] if plan.create_table else []),
-        *role_sql(str(target.get("user") or "cdc"), str(target.get("dbname") or settings.name), plan.table, plan.deletes_by),
+        *role,
         publication_sql(plan.publication, plan.table),
         keep_rows_if_partitioned_sql(plan.table),
         *(plan.emit.statements() if plan.emit else []),

@@ -84,4 +84,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _refused(host: str, port: int, error: OSError) -> ConfigurationError:
     reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-    return ConfigurationError(f'http.listen = "{host}:{port}" cannot be used: {reason}', 'set http.listen to a free address, or to "off"')
+    return ConfigurationError(
+        f'http.listen = "{host}:{port}" cannot be used: {reason}',
+        'set http.listen to a free address (--set http.listen=127.0.0.1:8643), or to "off"',
+    )

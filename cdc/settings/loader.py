@@ -39,7 +39,11 @@ def load(config: FilePath | None, sets: Sequence[str] = (), environ: Mapping[str
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
-        raise _refused(error, leaves) from None
+        refusal = _refused(error, leaves)
+        if not (config or (environ or {}).get("CDC_CONFIG") or FilePath(DEFAULT_FILE).exists()) and "is missing" in refusal.what:
+            fix = f"go to the folder of your {DEFAULT_FILE}, or name it with --config; without one, {refusal.fix.partition(', or ')[2]}"
+            refusal = ConfigurationError(f"there is no {DEFAULT_FILE} in this folder: {refusal.what}", fix)
+        raise refusal from None
     settings._origins.update({path: leaf.origin for path, leaf in leaves.items()})  # noqa: SLF001 - filled once, here
     return settings
 

@@ -71,6 +71,7 @@ class TestDefaults:
         with pytest.raises(ConfigurationError, match="is missing") as caught:
             load(None, [], {key: value for key, value in MINIMAL.items() if key != missing})
         assert missing in caught.value.fix
+        assert caught.value.what.startswith("there is no cdc.toml in this folder: the setting ")
 
     def test_schemas_need_neither_name_nor_server(self) -> None:
         assert load_schemas(None).folder == "schemas"
