@@ -329,7 +329,7 @@ def _show(document: dict[str, Any], verdicts: list[Verdict], services: Services 
     if document["redelivered"]:
         out.print(f"{document['redelivered']:,} records came more than once: RabbitMQ delivers at least once, the effects are what counts")
     out.print(f"{document['events_per_s']:,} records/s, commit to consumer p50 {latency['p50']} ms, p99 {latency['p99']} ms, ", end="")
-    out.print(f"the pipeline killed {document['kills']} times: ", end="")
+    out.print(f"the pipeline killed {times(document['kills'])}: ", end="")
     out.print("nothing was lost, doubled, torn or out of order" if all(each.clean for each in verdicts) else "the audit found something")
     for finding in (finding for verdict in verdicts for finding in verdict.findings):
         out.print(f"{finding.kind}: {finding.what}")
@@ -338,7 +338,12 @@ def _show(document: dict[str, Any], verdicts: list[Verdict], services: Services 
     for name in ("postgres_dsn", "bootstrap_servers", "config"):
         if name in document:
             out.print(f"{name:18} {document[name]}")
-    if "config" in document:
+    if document["dead_letters"]:
+        out.print("the dead letters are orders that the shop writes wrongly on purpose")
+    if "config" not in document:
+        out.print("next: the README's quick start; or `cdc demo --keep`, whose servers stay for cdc status, tail and dead-letters list")
+    else:
+        out.print(f"next: cdc dead-letters list --config {document['config']}")
         out.print(f"stop them with: cdc dev down --dir {Path(document['config']).parent}")
 
 
@@ -346,10 +351,15 @@ def _show_services(document: dict[str, Any]) -> None:
     out = console()
     names = ("effects_missing", "effects_doubled", "effects_reordered", "stock_error")
     out.print(table(("consumers", ""), [(name.replace("_", " "), document[name]) for name in names]))
-    out.print(f"{document['rejected']:,} orders were rejected; consumers killed {document['consumer_kills']} times")
+    out.print(f"{document['rejected']:,} orders were rejected; consumers killed {times(document['consumer_kills'])}")
     answered, live = document["http_ms"], document["live_ms"]
     out.print(f"{document['http_orders']:,} orders by HTTP: answered p50 {answered['p50']} ms, p99 {answered['p99']} ms; ", end="")
     out.print(f"sent out, and on the customer's page p50 {live['p50']} ms later")
+
+
+def times(count: int) -> str:
+    """Say how often."""
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def _nothing(*_: object) -> None:
