@@ -147,9 +147,11 @@ def headline(document: Mapping[str, Any]) -> str:
     lag = document.get("lag") or {}
     if lag.get("bytes") is not None:
         line += f", {lag['bytes']:,} bytes ({lag['seconds']:.1f} s) behind"
-    opened = document.get("dead_letters_open")
+    opened, what = document.get("dead_letters_open"), "open"
+    if opened is None:  # not counted yet
+        opened, what = (document.get("totals") or {}).get("dead_letters"), "since it started"
     if opened:
-        line += f"; {opened:,} dead letter{'s' * (opened > 1)} open: see `cdc dead-letters list`"
+        line += f"; {opened:,} dead letter{'s' * (opened > 1)} {what}: see `cdc dead-letters list`"
     return line
 
 

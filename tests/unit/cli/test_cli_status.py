@@ -83,6 +83,8 @@ def test_open_dead_letters_are_in_the_headline() -> None:
     assert dict(facts(document)) == {"dead letters open": 1}, "totals are of a process, and there is none"
     assert "; 2 dead letters open:" in headline({**document, "dead_letters_open": 2})
     assert headline({**document, "dead_letters_open": 0}) == "shop: not running"
+    uncounted = {**document, "state": "streaming", "dead_letters_open": None, "totals": {"dead_letters": 3}}
+    assert headline(uncounted) == "shop: streaming; 3 dead letters since it started: see `cdc dead-letters list`"
 
 
 def test_what_was_parked_since_the_count_is_open_too() -> None:
