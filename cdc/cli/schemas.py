@@ -394,7 +394,6 @@ def _judge(contents: folder.Contents, chosen: list[Candidate]) -> list[str]:
         for finding in refused[1:]:
             say(str(finding))
         more = f" (and {len(refused) - 1} more, above)" if len(refused) > 1 else ""
-        raise ConfigurationError(
-            f"{refused[0]}{more}", "change the new version so that it fits, or the subject's compatibility in registry.toml"
-        )
+        fix = "change the new version so that it fits, or the subject's compatibility in registry.toml; an earlier mistake: docs/schemas.md"
+        raise ConfigurationError(f"{refused[0]}{more}", fix)
     return warnings

@@ -208,12 +208,15 @@ def test_an_invalid_row_is_a_dead_letter_in_the_same_kafka_transaction() -> None
 )
 def test_what_its_route_does_not_take_is_a_dead_letter(changes: dict[str, bytes | None], reason: str) -> None:
     stage = Stage()
-    stage.kafka.routes["no topic"] = InvalidEvent("route", "there is no such topic")
+    stage.kafka.routes["no topic"] = InvalidEvent("route", "there is no such topic", "create it")
     begin = Begin(Lsn(0x108), 1_800_000_000_000_000, 9)
     values = ROW | changes
     stage.steps([(begin, relation(*values), 0, tuple(values.values())), TransactionEnd(Lsn(0x110), Lsn(0x108), 5, 9, 1)])
     [record] = stage.kafka.committed[0][0]
-    assert (record.topic, dict(record.headers)["cdc.reason"]) == (DEAD, reason.encode())
+    headers = dict(record.headers)
+    assert (record.topic, headers["cdc.reason"]) == (DEAD, reason.encode())
+    [heard] = [each for each in stage.heard.heard if each[0] == "dead_letter"]
+    assert heard[4].encode() == headers["__connect.errors.exception.message"], "the log says what the letter says, with the fix"
 
 
 @pytest.mark.parametrize(
