@@ -61,6 +61,12 @@ def refusal(error: BaseException) -> str | None:
     return None
 
 
+def described(error: BaseException) -> str:
+    """Return an error's class, and of PostgreSQL's what may be said."""
+    name, why = type(error).__name__, refusal(error)
+    return name if why is None else why if why.startswith(name) else f"{name}: {why}"
+
+
 def places(error: BaseException) -> str:
     """Name the SQLSTATE of an error, and the table, column and constraint that PostgreSQL names beside its words; never a value.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
+from cdc.consumer import console
 from cdc.consumer.dead_letter import dead_letter, later
 from cdc.consumer.inbox import PRUNE_ROWS, Store
 from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Note, Noted, Result, Share, Shared
@@ -75,14 +76,14 @@ class Desk:
         try:
             return self._store.load(job.lane.topic, job.lane.partition)
         except Exception as error:  # noqa: BLE001 - the loop tries again
-            return Loaded(error=type(error).__name__)
+            return Loaded(error=console.described(error))
 
     def _share(self, job: Share) -> Shared:
         assert self._store is not None, "a shared breaker needs a database"
         try:
             return Shared(self._store.share(job.breaker, job.act, job.period_s))
         except Exception as error:  # noqa: BLE001 - the loop tries again
-            return Shared(None, type(error).__name__)
+            return Shared(None, console.described(error))
 
     def _note(self, job: Note) -> None:
         if self._store is None:

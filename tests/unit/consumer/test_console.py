@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from cdc.consumer import Consumer
-from cdc.consumer.console import ended, places, refusal, shown
+from cdc.consumer.console import described, ended, places, refusal, shown
 from cdc.consumer.lane import Failure, Kind, Lane, Standing
 from cdc.consumer.ports import LOG, Log
 from tests.unit.consumer.records import seen
@@ -42,6 +42,10 @@ def test_only_psycopgs_errors_have_places() -> None:
     assert places(ValueError("canary")) == ""
     assert places(psycopg.errors.UndefinedTable("canary")) == " sqlstate=42P01"
     assert refusal(ValueError("canary")) is None
+    assert described(ValueError("canary")) == "ValueError"
+    assert described(psycopg.OperationalError("connection failed\n")) == "OperationalError: connection failed"
+    assert described(psycopg.errors.UndefinedTable("canary")) == "UndefinedTable sqlstate=42P01"
+    assert "canary" not in described(psycopg.ProgrammingError('missing "=" after "canary" in connection info string'))
 
 
 def test_a_mistake_is_one_line_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
