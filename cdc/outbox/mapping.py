@@ -117,9 +117,9 @@ def locate(mapping: OutboxMapping, column_names: Sequence[str]) -> Located:
         if key not in located.columns and key not in located.paths:
             name = mapping.column(key)
             near = nearest(name, column_names)
-            guess = f"the table has {', '.join(column_names)}" if near is None else f"did you mean {near!r}?"
+            guess = f"the table has {', '.join(column_names)};" if near is None else f"did you mean {near!r}?"
             msg = f"the table has no column {name!r} for {setting_of(key)}"
-            raise InvalidEvent("mapping", msg, f"{guess}; name the column in outbox.columns, or add it to the table")
+            raise InvalidEvent("mapping", msg, f"{guess} name the column in outbox.columns, or add it to the table")
     return located
 
 

@@ -205,7 +205,9 @@ def test_a_users_project_is_typed(tmp_path: Path) -> None:
     write_schemas(path, {"Everything": EVERYTHING})
     generated.write_text(module(folder.load(path)))
     sample = ROOT / "tests" / "sample"
-    options = ["--strict", "--config-file=", "--explicit-package-bases", "--cache-dir", str(ROOT / ".mypy_cache" / "sample")]
+    # An installed package is read for its types and not judged: its clients of brokers without types are no matter of the user's.
+    options = ["--strict", "--config-file=", "--follow-imports=silent", "--explicit-package-bases"]
+    options += ["--cache-dir", str(ROOT / ".mypy_cache" / "sample")]
     command = [sys.executable, "-m", "mypy", *options, *map(str, sorted(sample.glob("*.py"))), str(generated)]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
