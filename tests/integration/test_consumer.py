@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from cdc.consumer import Consumer, Event, Retry, Unprocessable
+from cdc.consumer.console import places
 from cdc.errors import SinkRefused
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, redis_line, write_effect
@@ -67,6 +68,18 @@ def test_a_unique_violation_of_the_handler_is_its_own(shop: Line, many: bool) ->
     assert letter["__connect.errors.exception.class.name"] == "UniqueViolation"
     assert letter["cdc.attempts"] == "2"
     assert shop.execute("SELECT count(*) FROM processed_events") == [(2,)]
+
+
+def test_what_postgres_names_is_said_and_no_value(shop: Line) -> None:
+    shop.execute("CREATE TABLE goods (sku text PRIMARY KEY, pieces int CHECK (pieces >= 0))")
+    for statement, said in (
+        ("UPDATE stock SET pieces = 4711", " sqlstate=42P01 table=stock"),
+        ("INSERT INTO goods VALUES ('canary', 1), ('canary', 2)", " sqlstate=23505 table=goods constraint=goods_pkey"),
+        ("SELECT canary FROM goods", " sqlstate=42703"),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            shop.execute(statement)
+        assert places(caught.value) == said
 
 
 @pytest.mark.parametrize("spoil", ["COMMIT", "ROLLBACK", "swallow", "rollback exception"])
