@@ -134,13 +134,17 @@ def key_id(key: bytes) -> bytes:
 
 def whole(text: str | None) -> int:
     """Read a header that is a number; 0 when it is missing or is none."""
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else 0  # noqa: PLR2004 - of a 64-bit number
+    return int(text) if text and _is_whole(text) else 0
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 19  # noqa: PLR2004 - of a 64-bit number
 
 
 def _origin(text: str) -> Origin | None:
     topic, _, rest = text.partition("/")
     partition, _, offset = rest.partition("/")
-    if not (topic and partition.isdigit() and offset.isdigit()):
+    if not (topic and _is_whole(partition) and _is_whole(offset)):
         return None
     return Origin(topic, int(partition), int(offset))
 

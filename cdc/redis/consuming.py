@@ -7,6 +7,7 @@ delivered and is not acknowledged, because Redis acknowledges entries one by one
 from __future__ import annotations
 
 import queue
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,7 +34,13 @@ HAND_OVER_S: Final = 2.0
 LIMIT_BYTES: Final = 256 * 1024 * 1024
 """Half of what Redis takes in one word (proto-max-bulk-len)."""
 
-SESSION_MIN_S: Final = 1.0
+SESSION_MIN_S, SESSION_MAX_S = 1.0, 86_400.0
+
+SENTINEL: Final = re.compile(r"[^@]+@[^,@\s]+:\d{1,5}(,[^,@\s]+:\d{1,5})*")
+"""As in the pipeline's settings."""
+
+FIELDS_MAX: Final = 3_500
+"""Fields of a record that is moved: Lua hands over some 8,000 words at most (LUAI_MAXCSTACK). A pipeline writes 1,000."""
 
 
 class Listener(Protocol):
@@ -70,11 +77,14 @@ class Options:
             raise ConfigurationError("a consumer's redis has no url", "write it as redis://user@host:6379/0")
         given: Any = dict(table)
         made = cls(**given)
-        if not isinstance(made.streams, int) or not 1 <= made.streams <= STREAMS_MAX:
-            raise ConfigurationError(f"a consumer's redis cannot have {made.streams} streams", "use the pipeline's redis.streams")
-        if made.session_s < SESSION_MIN_S:
-            raise ConfigurationError(f"a session of {made.session_s:g} s is too short", f"use {SESSION_MIN_S:g} s or more")
-        if made.start not in {"begin", "end"}:
+        if type(made.streams) is not int or not 1 <= made.streams <= STREAMS_MAX:
+            raise ConfigurationError(f"a consumer's redis cannot have {made.streams!r} streams", "use the pipeline's redis.streams")
+        if type(made.session_s) not in {int, float} or not SESSION_MIN_S <= made.session_s <= SESSION_MAX_S:
+            what = f"a consumer's redis cannot have a session_s of {made.session_s!r}"
+            raise ConfigurationError(what, f"use {SESSION_MIN_S:g} to {SESSION_MAX_S:g} seconds")
+        if made.sentinel is not None and not (isinstance(made.sentinel, str) and SENTINEL.fullmatch(made.sentinel)):
+            raise ConfigurationError("a consumer's redis has a sentinel that cannot be read", "write it as name@host:26379,host:26379")
+        if made.start not in ("begin", "end"):  # it may be anything, such as a list
             raise ConfigurationError(f"a consumer's redis cannot start at {made.start!r}", 'use "begin" or "end"')
         return made
 
@@ -245,6 +255,11 @@ class RedisMember:
         self._holder.end(LEAVE_S)
 
 
+def fitting(record: Record) -> Record:
+    """Return a record with no more headers than a script can add: the last ones, which say why and from where it was moved."""
+    return record if len(record.headers) <= FIELDS_MAX else record._replace(headers=record.headers[-FIELDS_MAX:])
+
+
 class RedisMover:
     """Moves records of one consumer: one script adds the new entry and acknowledges the old one. For one thread."""
 
@@ -275,7 +290,7 @@ class RedisMover:
         stream = stream_of(topic, number, 1 if self._is_own(topic) else self._options.streams)
         ids = [id_of(each) for each in {*(each for each in ticket.delivered if each < offset), offset - 1}]
         keys = (members(self._group), leases(self._group), stream, record.topic)
-        words = (ticket.token, self._group, id_of(offset - 1), int(self._is_own(topic)), len(ids), *ids, *entry_of(record))
+        words = (ticket.token, self._group, id_of(offset - 1), int(self._is_own(topic)), len(ids), *ids, *entry_of(fitting(record)))
         if self._ask("EVAL", MOVE, len(keys), *keys, *words) == b"LOST":
             msg = f"{stream} was taken by another member"
             raise Retriable(msg)
@@ -294,4 +309,7 @@ class RedisMover:
             return self._wire.ask(*words)
         except (exceptions.RedisError, OSError) as error:
             self.close()
+            if "NOGROUP" in str(error):  # deleted, and made anew by who reads
+                msg = "Redis has lost the group of the record's stream"
+                raise Retriable(msg) from None
             raise fault(error, "moving a record") from None

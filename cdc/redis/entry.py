@@ -4,7 +4,7 @@ An entry's fields, in this order: `key` (unless it is NULL), `timestamp` (the co
 names, and `data`, the value (absent for a tombstone). A header without a value is left out. A header that is called like one
 of ours, or begins as an escaped one does, has ESCAPE before its name.
 
-An id of Redis, `milliseconds-sequence`, is one number here: offsets grow with ids, and fit into 63 bits until the year 2109.
+An id of Redis, `milliseconds-sequence`, is one number here: offsets grow with ids, and fit into 63 bits until the year 2039.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
+from cdc.errors import SinkRefused
 from cdc.event import Record, Seen
 
 KEY, TIMESTAMP, DATA = b"key", b"timestamp", b"data"
@@ -22,6 +23,14 @@ OWN = frozenset({KEY.decode(), TIMESTAMP.decode(), DATA.decode()})
 
 SEQUENCE_BITS = 22
 """Entries that one script may add to a stream at one millisecond of its clock, as a power of two: more than a commit can hold."""
+
+MS_BITS = 41
+"""Bits of the milliseconds, until the year 2039."""
+
+MAX_ID = f"{(1 << MS_BITS) - 1}-{(1 << SEQUENCE_BITS) - 1}"
+
+DIGITS_MAX = 18
+"""Of a 64-bit number; Python refuses to read thousands of digits, which anybody may write into a field."""
 
 
 def field_of(header: str) -> bytes:
@@ -45,9 +54,12 @@ def stream_of(topic: str, number: int, streams: int) -> str:
 
 
 def offset_of(entry_id: bytes) -> int:
-    """Return an id as a number."""
-    ms, _, sequence = entry_id.partition(b"-")
-    return int(ms) << SEQUENCE_BITS | int(sequence)
+    """Return an id as a number; raises SinkRefused for one that is too large for it."""
+    ms, sequence = map(int, entry_id.split(b"-"))
+    if ms >> MS_BITS or sequence >> SEQUENCE_BITS:  # another entry's number would acknowledge that one, and this one never
+        what = f"the entry id {entry_id.decode()} is larger than what is read here, {MAX_ID}"
+        raise SinkRefused(what, "ids have to come from Redis (XADD with *), and its clock has to be right: see docs/redis.md")
+    return ms << SEQUENCE_BITS | sequence
 
 
 def id_of(offset: int) -> str:
@@ -77,7 +89,7 @@ def seen(topic: str, number: int, entry_id: bytes, fields: Sequence[bytes]) -> S
         elif name == DATA:
             value = content
         elif name == TIMESTAMP:
-            timestamp_ms = int(content) if content.isdigit() else timestamp_ms
+            timestamp_ms = int(content) if content.isdigit() and len(content) <= DIGITS_MAX else timestamp_ms
         else:
             headers.append((header_of(name), content))
     return Seen(topic, number, offset_of(entry_id), key, value, headers, timestamp_ms)

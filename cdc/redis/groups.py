@@ -18,6 +18,18 @@ Ask = Callable[..., Any]
 """Sends one command and returns its answer."""
 
 
+def told_of(ask: Ask, stream: str, name: str) -> dict[bytes, Any] | None:
+    """Return what Redis tells of a group of a stream, None when there is no group or no stream."""
+    try:
+        groups = ask("XINFO", "GROUPS", stream)
+    except exceptions.ResponseError as error:
+        if "no such key" not in str(error):
+            raise
+        return None
+    found = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in groups]
+    return next((told for told in found if told[b"name"] == name.encode()), None)
+
+
 def make_groups(ask: Ask, group: Group, *, again: bool = False) -> None:
     """Make the group in each stream.
 
@@ -26,8 +38,11 @@ def make_groups(ask: Ask, group: Group, *, again: bool = False) -> None:
     for topic, count in group.topics.items():
         begin = "$" if group.from_end and not again and topic not in group.own else "0"
         for number in range(count):
+            stream = stream_of(topic, number, count)
+            if told_of(ask, stream, group.name) is not None:  # making it again would ask for memory, which a full Redis does not give
+                continue
             try:
-                ask("XGROUP", "CREATE", stream_of(topic, number, count), group.name, begin, "MKSTREAM")
+                ask("XGROUP", "CREATE", stream, group.name, begin, "MKSTREAM")
             except exceptions.ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise

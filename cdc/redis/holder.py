@@ -27,7 +27,7 @@ from redis import exceptions
 from cdc.errors import CdcError, Retriable, SinkRefused
 from cdc.event import Place, Seen
 from cdc.redis.entry import id_of, seen, stream_of
-from cdc.redis.groups import make_groups, refuse_parts
+from cdc.redis.groups import make_groups, refuse_parts, told_of
 from cdc.redis.hearing import Assigned, Command, Committed, Event, Group, Hitch, Leave, Lost, Records, Release, Revoked
 from cdc.redis.link import Wire, fault
 from cdc.redis.membership import ACK, ACK_MAX, FETCH, RELEASE, TURN, leases, members, unpacked
@@ -60,6 +60,8 @@ FULL_S: Final = 0.01
 ANSWER_S: Final = 10.0
 """How long Redis may take for an answer."""
 
+GONE: Final = "Redis has lost the group of a stream, which is made anew"
+
 FIRST_S, CAP_S = 0.1, 2.0
 """Delays before a membership begins anew."""
 
@@ -76,7 +78,7 @@ class _Stream:
 
 
 class _Silent(Retriable):
-    """Our session is over."""
+    """Our session or a group is no more."""
 
 
 class Holder:
@@ -302,17 +304,17 @@ class Holder:
 
     def _look_at_lag(self) -> None:
         for stream in self._held.values():
-            for flat in self._ask("XINFO", "GROUPS", stream.key):
-                told = dict(zip(flat[::2], flat[1::2], strict=True))
-                if told[b"name"] == self._group.name.encode():
-                    stream.unread = told.get(b"lag")
+            told = told_of(self._ask, stream.key, self._group.name)
+            if told is None:  # a stream that is full is not read, so nothing else would find out
+                raise _Silent(GONE)
+            stream.unread = told.get(b"lag")
 
 
 def _asked_for(error: Exception) -> Retriable:
     """Return a fault that the next membership may heal; raises what a person has to mend."""
     found: CdcError = fault(error, "consuming")
     if "NOGROUP" in str(error):  # somebody has deleted the stream or the group: it is made again
-        return Retriable("Redis has lost the group of a stream, and makes it anew")
+        return Retriable(GONE)
     if isinstance(found, Retriable):
         return found
     raise found from None

@@ -150,7 +150,11 @@ def _connection(url: str, client: str, sentinel: str | None, timeout_s: float) -
         own |= {"socket_connect_timeout": CONNECT_S, "socket_keepalive": True}
     if sentinel is not None:
         own["host"], own["port"] = _primary(sentinel)
-    return kind(**{**settings, **own})
+    try:
+        return kind(**{**settings, **own})
+    except TypeError as error:  # redis-py takes any parameter of a URL for an argument
+        msg = f"redis.url cannot be used: {str(error).rpartition('() ')[2]}"
+        raise ConfigurationError(msg, "leave the parameter out") from None
 
 
 def _primary(sentinel: str) -> tuple[str, int]:

@@ -33,6 +33,11 @@ TURN: Final = (
     ALIVE
     + """
 local token, session_ms, joined, before, instance, topics = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5], ARGV[6]
+redis.call('ZREM', KEYS[1], '')
+local longest = now + session_ms
+for _, each in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', longest), '+inf')) do
+  redis.call('ZADD', KEYS[1], string.format('%.0f', longest), each)
+end
 local function forget(who)
   redis.call('ZREM', KEYS[1], who)
   redis.call('HDEL', KEYS[2], 'reads:' .. who)
@@ -95,6 +100,10 @@ return {'OK', owned, surplus}
 (empty without one), topics between spaces, and for each topic its name, the number of its streams and their keys. Says that we live, takes
 what is free, and returns OK, our streams and those that we are to give back; LOST when we were silent for too long; TAKEN when another
 process has our instance's name.
+
+The first command takes nothing away, and writes: a full Redis lets a script that has written go on (scriptVerifyOOM), so members
+live, acknowledge and so let it trim. A life that ends later than ours would is of a clock that was set back since, or of a member with
+a longer session: it is cut to ours, so that a dead member keeps nothing for hours.
 
 Streams of a topic are shared evenly among those who read it; who gets one more is told by a hash of topic and member, so that topics of
 one stream each do not all go to the same member. A token is the member's name, a dot and what makes it new."""

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.consumer import Consumer
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, SinkRefused
 from cdc.event import Record
-from cdc.redis.consuming import Options
+from cdc.redis.consuming import Options, fitting
 from cdc.redis.entry import entry_of, id_of, offset_of, seen
+from cdc.redis.link import Wire
 from cdc.redis.membership import unpacked
 
 URL = "redis://somebody:secret@127.0.0.1/0"
@@ -25,7 +26,13 @@ URL = "redis://somebody:secret@127.0.0.1/0"
         ({"url": 7}, "no url"),
         ({"url": URL, "maxlen": 1}, "no option 'maxlen'"),
         ({"url": URL, "streams": 0}, "0 streams"),
-        ({"url": URL, "session_s": 0.5}, "too short"),
+        ({"url": URL, "streams": "4"}, "'4' streams"),
+        ({"url": URL, "session_s": 0.5}, "session_s of 0.5"),
+        ({"url": URL, "session_s": "15"}, "session_s of '15'"),
+        ({"url": URL, "session_s": float("nan")}, "session_s of nan"),
+        ({"url": URL, "sentinel": "shop"}, "sentinel"),
+        ({"url": URL, "sentinel": "shop@host:port"}, "sentinel"),
+        ({"url": URL, "start": ["begin"]}, "start at"),
         ({"url": URL, "start": "now"}, "'now'"),
     ],
 )
@@ -33,6 +40,25 @@ def test_a_wrong_option_is_told_where_the_consumer_is_declared(table: dict[str, 
     with pytest.raises(ConfigurationError, match=words) as caught:
         Consumer("c", topics=["t"], redis=table)
     assert "secret" not in str(caught.value)
+
+
+def test_a_parameter_of_a_url_that_nobody_knows_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="parameter") as caught:
+        Wire(f"{URL}?nonsense=1", "test").ask("PING")
+    assert "nonsense" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("entry_id", [b"5-4194304", b"2199023255552-0"])
+def test_an_id_that_is_no_number_of_ours_is_refused_not_mistaken_for_another(entry_id: bytes) -> None:
+    with pytest.raises(SinkRefused, match="larger"):
+        offset_of(entry_id)
+
+
+def test_a_record_that_is_moved_keeps_its_last_headers() -> None:
+    wide = Record("t", None, None, [(f"h{n}", b"") for n in range(9_000)], 0)
+    assert len(entry_of(fitting(wide))) < 7_500
+    assert fitting(wide).headers[-1] == ("h8999", b"")
 
 
 @pytest.mark.parametrize("sinks", [{}, {"kafka": {"bootstrap.servers": "h:1"}, "redis": {"url": URL}}])
