@@ -42,6 +42,7 @@ from cdc.postgres.stream import ReplicationStream
 from cdc.resilience.backoff import Backoff
 from cdc.settings import Settings
 from cdc.settings import mapping as settings_mapping
+from cdc.sinks import rabbit_publisher, rabbit_reader, redis_groups, redis_letters, redis_publisher, redis_reader
 
 if TYPE_CHECKING:
     from cdc.audit.consumer_letters import LettersPublisher
@@ -49,12 +50,7 @@ if TYPE_CHECKING:
     from cdc.audit.offsets import Groups as MovableGroups
     from cdc.audit.payloads import Payloads
     from cdc.audit.takeover import Takeover
-    from cdc.rabbitmq.publisher import RabbitPublisher
-    from cdc.redis.publisher import RedisPublisher
-    from cdc.redis.reader import RedisReader
     from cdc.settings.debezium import Connector
-    from cdc.settings.rabbitmq import RabbitSettings
-    from cdc.settings.redis import RedisSettings
 
 TAKEOVER_STATUS_S = 0.5
 """A quiet server tells where its log ends when it is asked."""
@@ -204,75 +200,9 @@ def kafka_publisher(settings: Settings) -> KafkaPublisher:
     )
 
 
-def redis_publisher(settings: Settings, redis: RedisSettings) -> RedisPublisher:
-    """Return who publishes to Redis."""
-    try:
-        from cdc.redis.publisher import Options, RedisPublisher  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("redis", "redis") from None
-    plain = redis.model_dump(exclude={"url", "retention"})
-    age_ms = 0 if redis.retention is None else redis.retention // timedelta(milliseconds=1)
-    return RedisPublisher(
-        name=settings.name,
-        options=Options(url=redis.url.get_secret_value(), retention_ms=age_ms, **plain),
-        position_key=settings.topics.position,
-        on_partition_change=settings.topics.on_partition_change,
-    )
-
-
-def redis_reader(settings: Settings, redis: RedisSettings) -> RedisReader:
-    """Return a reader of Redis's streams."""
-    try:
-        from cdc.redis.reader import RedisReader  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("redis", "redis") from None
-    url, position = redis.url.get_secret_value(), settings.topics.position
-    return RedisReader(url=url, name=settings.name, position_key=position, sentinel=redis.sentinel)
-
-
-def redis_groups(settings: Settings, redis: RedisSettings) -> MovableGroups:
-    """Return who moves the groups of Redis."""
-    reader = redis_reader(settings, redis)
-    from cdc.redis.offsets import RedisGroups  # noqa: PLC0415 - an extra, which is there
-
-    return RedisGroups(reader, url=redis.url.get_secret_value(), name=settings.name, sentinel=redis.sentinel)
-
-
 def key_hash(settings: Settings) -> Callable[[bytes], int] | None:
     """Return how the sink spreads keys over the partitions of a topic, unless it is Kafka's way."""
     return crc32 if settings.redis is not None else None
-
-
-def _without(sink: str, library: str) -> ConfigurationError:
-    return ConfigurationError(f"the table [{sink}] needs a library that is missing: {library}", f'pip install "cdc[{sink}]"')
-
-
-def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPublisher:
-    """Return the publisher to RabbitMQ."""
-    try:
-        from cdc.rabbitmq.publisher import RabbitPublisher  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("rabbitmq", "pika") from None
-    return RabbitPublisher(
-        name=settings.name,
-        url=rabbitmq.url.get_secret_value(),
-        exchange=rabbitmq.exchange,
-        exchange_type=rabbitmq.exchange_type,
-        position_queue=settings.topics.position,
-        dead_letter_queue=settings.topics.dead_letter,
-        audit=rabbitmq.audit,
-        confirm_timeout_s=rabbitmq.confirm_timeout.total_seconds(),
-    )
-
-
-def rabbit_reader(settings: Settings, rabbitmq: RabbitSettings) -> Reader:
-    """Return a reader of RabbitMQ's streams."""
-    try:
-        from cdc.rabbitmq.reader import RabbitReader  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("rabbitmq", "pika") from None
-    url, letters = rabbitmq.url.get_secret_value(), settings.topics.dead_letter
-    return RabbitReader(url=url, name=settings.name, dead_letter=letters, audit=rabbitmq.audit)
 
 
 def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
@@ -290,12 +220,7 @@ def letters_publisher(settings: Settings, command: str, topic: str) -> LettersPu
     """Return who gives a consumer what it has parked in this topic."""
     if settings.redis is None:
         return command_publisher(settings, command)
-    try:
-        from cdc.redis.letters import RedisLetters  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("redis", "redis") from None
-    redis, name = settings.redis, f"{settings.name}-{command}"
-    return RedisLetters(url=redis.url.get_secret_value(), name=name, sentinel=redis.sentinel, topic=topic)
+    return redis_letters(settings, settings.redis, command, topic)
 
 
 def consuming(settings: Settings) -> dict[str, Any]:

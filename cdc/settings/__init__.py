@@ -7,14 +7,12 @@ puts them together.
 from cdc.settings.loader import load, load_schemas
 from cdc.settings.models import (
     ColumnSettings,
-    CreateSettings,
     HttpSettings,
     Origin,
     OutboxSettings,
     PostgresSettings,
     SchemaSettings,
     Settings,
-    TopicSettings,
 )
 from cdc.settings.values import TOKEN_MIN_CHARS, Dsn, KafkaProperties, TableName, Token, is_loopback, is_secret, mask, template_parts
 

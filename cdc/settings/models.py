@@ -18,6 +18,7 @@ from cdc.settings.base import Frozen
 from cdc.settings.rabbitmq import RabbitSettings
 from cdc.settings.redis import RedisSettings
 from cdc.settings.shards import LISTEN, ShardSetting, sharded
+from cdc.settings.topics import TopicSettings
 from cdc.settings.values import (
     Column,
     ConnectionString,
@@ -27,18 +28,14 @@ from cdc.settings.values import (
     KafkaProperties,
     Listen,
     PipelineName,
-    Placement,
     SlotName,
     SourceUri,
     SubjectTemplate,
     Table,
     TableName,
-    TopicName,
-    TopicTemplate,
     Wrong,
     is_loopback,
     parse_listen,
-    parse_placement,
 )
 
 Path = tuple[str, ...]
@@ -54,13 +51,13 @@ DERIVED: Mapping[Path, str] = {
 """Defaults that follow from the pipeline's name."""
 
 SINKS = ("kafka", "redis", "rabbitmq")
+"""Tables of which a pipeline has one: where it publishes. Without any it is Kafka, on this machine."""
 
 SINKS_ELSE = {
     "redis": ("Redis", "redis.streams says how many streams a topic has"),
     "rabbitmq": ("RabbitMQ", "`cdc init` makes the exchange, and consumers their queues"),
 }
 """What other sinks are called, and what they have in place of topics.create."""
-"""Tables of which a pipeline has one: where it publishes. Without any it is Kafka, on this machine."""
 
 KAFKA_DEFAULTS: Mapping[str, str] = {"bootstrap.servers": "127.0.0.1:9092"}
 
@@ -195,76 +192,6 @@ class SchemaSettings(Frozen):
         default="{type}",
         description="Subject of a row; placeholders are the keys of `outbox.columns` without payload and headers.",
     )
-
-
-class CreateSettings(Frozen):
-    """Table `create` in `[topics]`."""
-
-    partitions: int = Field(ge=1, le=100_000, description="Partitions of an event topic; the position topic has one.", examples=[6])
-    replication_factor: int = Field(default=3, ge=1, le=32_767, description="Copies of each partition.")
-    min_insync_replicas: int = Field(
-        default=2,
-        ge=1,
-        description="Copies that must have a record before it counts; never more than the copies there are.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fit(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the file held
-        if isinstance(data, dict) and "min_insync_replicas" not in data and str(data.get("replication_factor")) == "1":
-            return {**data, "min_insync_replicas": 1}
-        return data
-
-    @model_validator(mode="after")
-    def _enough(self) -> Self:
-        if self.min_insync_replicas > self.replication_factor:
-            what = f"asks for {self.min_insync_replicas} copies in sync of {self.replication_factor}"
-            raise Wrong(what, "set min_insync_replicas to replication_factor or less")
-        return self
-
-
-class TopicSettings(Frozen):
-    """Table `[topics]`."""
-
-    route: TopicTemplate = Field(
-        default="outbox.event.{aggregatetype}",
-        description="Topic of a row; placeholders are the keys of `outbox.columns` without payload and headers. A non-null "
-        "topic column comes before it.",
-    )
-    position: TopicName = Field(description="Topic of the position records: one partition, compacted, of this pipeline alone.")
-    dead_letter: TopicName = Field(description="Topic of the dead letters.")
-    headers: Literal["cloudevents", "debezium"] = Field(
-        default="cloudevents",
-        description="Headers of a record: CloudEvents in binary mode, or those of Debezium's outbox router.",
-    )
-    placement: Placement | None = Field(
-        default=None,
-        description="More headers from the row, as Debezium's router writes them: `column:header`, or `column:header:name`, with "
-        "commas between; a column, or a path into the payload.",
-        examples=["type:header:eventType"],
-    )
-    value: Literal["avro", "json", "envelope"] = Field(
-        default="avro",
-        description='Value of a record: "avro" in Confluent\'s wire format, "json" for the validated text as it is, or "envelope" for that '
-        "text inside a CloudEvents envelope in JSON.",
-    )
-    create: CreateSettings | None = None
-    on_partition_change: Literal["warn", "stop"] = Field(
-        default="warn",
-        description="When a topic's number of partitions changes, keys move: warn, or stop the pipeline.",
-    )
-
-    @property
-    def placed(self) -> dict[str, str]:
-        """Headers that hold a column, by name."""
-        return parse_placement(self.placement or "")
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        if len({self.route, self.position, self.dead_letter}) < 3:  # noqa: PLR2004 - three topics
-            what = "names one topic for two purposes"
-            raise Wrong(what, "give route, position and dead_letter different names")
-        return self
 
 
 class HttpSettings(Frozen):

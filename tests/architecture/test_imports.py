@@ -14,6 +14,7 @@ LAYERS = [
     "__main__",
     "cli",
     "app",
+    "sinks",
     "testing",
     "devstack",
     "settings|observe",
