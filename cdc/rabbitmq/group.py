@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from cdc.errors import ConfigurationError
 from cdc.rabbitmq.link import Link, new_link
+from cdc.rabbitmq.message import SHORT_BYTES
 from cdc.rabbitmq.positions import unlimited
 from cdc.rabbitmq.topology import STREAM, Question, bind_question, exchange_question, queue_question
 from cdc.resilience.call import nobody_waits
@@ -40,6 +41,13 @@ class Options:
         if not isinstance(table.get("url"), str):
             raise ConfigurationError("a consumer's rabbitmq has no url", "write it as amqp://user:password@host:5672/vhost")
         given: Any = dict(table)
+        exchange, single = given.get("exchange", ""), given.get("single_active", True)
+        if not isinstance(exchange, str) or len(exchange.encode()) > SHORT_BYTES:
+            fix = f'use the pipeline\'s rabbitmq.exchange, {SHORT_BYTES} bytes at most, or "" for queues by their names'
+            raise ConfigurationError("a consumer's rabbitmq has an exchange that cannot be a name", fix)
+        if not isinstance(single, bool):
+            what = f"a consumer's rabbitmq cannot have a single_active of {single!r}"
+            raise ConfigurationError(what, "use True, or False to let all members read a queue at a time")
         return cls(**given)
 
 
@@ -70,6 +78,10 @@ class Queues:
     def questions(self, topics: Sequence[str], own: Sequence[str]) -> list[tuple[str, Question]]:
         """Return what makes all of them."""
         exchange, letters = self._options.exchange, self._group.dead_letter
+        for name in (letters, *own, *(queue_of(self._group.name, topic) for topic in topics)):
+            if len(name.encode()) > SHORT_BYTES:
+                msg = f"the queue's name {name!r} is longer than the {SHORT_BYTES} bytes that RabbitMQ takes"
+                raise ConfigurationError(msg, "give the consumer or its topic a shorter name")
         found = [(f"declaring stream {letters!r}", queue_question(letters, STREAM, passive=False))]
         if exchange:
             found.append((f"looking for exchange {exchange!r}", exchange_question(exchange)))

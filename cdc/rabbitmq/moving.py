@@ -16,7 +16,7 @@ from cdc.errors import Retriable, SinkRefused
 from cdc.event import Place, Record
 from cdc.rabbitmq.group import Group, connected
 from cdc.rabbitmq.link import Link, Message
-from cdc.rabbitmq.message import properties_of
+from cdc.rabbitmq.message import HEADERS_BYTES, properties_of
 from cdc.rabbitmq.topology import queue_question
 from cdc.resilience.call import nobody_waits
 
@@ -24,6 +24,25 @@ LIMIT_BYTES: Final = 128 * 1024 * 1024
 """RabbitMQ's own limit up to 3.13 (max_message_size)."""
 
 WAITING = ".wait"
+
+
+def fitting(letter: Record) -> Record:
+    """Return a dead letter whose properties fit into one frame: without its longest headers and a key that is too long, if need be.
+
+    What came in a frame has more headers as a letter; one that cannot be parked would stop its queue.
+    """
+    key = letter.key if len(letter.key or b"") <= HEADERS_BYTES // 2 else None
+    headers, size = list(letter.headers), len(key or b"") + sum(map(_size, letter.headers))
+    for longest in sorted(letter.headers, key=_size, reverse=True):
+        if size <= HEADERS_BYTES:
+            break
+        headers.remove(longest)
+        size -= _size(longest)
+    return letter._replace(key=key, headers=headers)
+
+
+def _size(header: tuple[str, bytes | None]) -> int:
+    return len(header[0].encode()) + len(header[1] or b"") + 6
 
 
 class RabbitMover:
@@ -52,8 +71,11 @@ class RabbitMover:
             msg = "the connection over which the record came is lost"
             raise Retriable(msg)
         now_ms = time.time_ns() // 1_000_000
-        link, properties, name = self._linked(), properties_of(record._replace(timestamp_ms=record.timestamp_ms or now_ms)), record.topic
-        if name != self._group.dead_letter:
+        link, name = self._linked(), record.topic
+        is_letter = name == self._group.dead_letter
+        moved = fitting(record) if is_letter else record
+        properties = properties_of(moved._replace(timestamp_ms=record.timestamp_ms or now_ms))
+        if not is_letter:
             due = dict(record.headers).get(self._group.due) or b"0"
             properties.expiration = str(max(0, int(due) - now_ms))
             name = self._waiting(name)
