@@ -13,16 +13,14 @@ from cdc.devstack.postgres import client
 POLL_S = 0.01
 
 
-def limit(rig: Rig) -> float:
-    """Return the seconds in which pg_recvlogical drains a copy of our slot to /dev/null."""
+def limit(rig: Rig, end: str) -> float:
+    """Return the seconds in which pg_recvlogical drains a copy of our slot to /dev/null, up to an LSN."""
     with psycopg.connect(rig.dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_copy_logical_replication_slot(%s, 'bench_limit')", (rig.settings.postgres.slot,))
-        row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-        assert row is not None
         began = time.perf_counter()
         subprocess.run(
             [
-                *(client("pg_recvlogical"), "-d", rig.dsn, "--slot", "bench_limit", "--start", "--endpos", row[0], "-f", "/dev/null"),
+                *(client("pg_recvlogical"), "-d", rig.dsn, "--slot", "bench_limit", "--start", "--endpos", end, "-f", "/dev/null"),
                 *("-o", "proto_version=1", "-o", f"publication_names={rig.settings.postgres.publication}"),
             ],
             check=True,
@@ -33,13 +31,12 @@ def limit(rig: Rig) -> float:
     return seconds
 
 
-def ours(rig: Rig, rows: int) -> dict[str, float]:
-    """Return rate, CPU and RSS of `cdc run` over a backlog of `rows` that is there when it starts.
+def ours(rig: Rig, rows: int, end: str) -> dict[str, float]:
+    """Return rate, CPU and RSS of `cdc run` over a backlog of `rows` up to the LSN `end` that is there when it starts.
 
-    `seconds` runs from the start of the process to the last position that the slot shows; `start_s` of it is the start.
+    `seconds` runs from the start of the process until the slot shows that the last row is published; `start_s` of it is the start.
     """
     with psycopg.connect(rig.dsn, autocommit=True) as connection:
-        [target] = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
         slot = rig.settings.postgres.slot
         place = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         [before] = connection.execute(place, (slot,)).fetchone() or ("",)
@@ -49,7 +46,7 @@ def ours(rig: Rig, rows: int) -> dict[str, float]:
         first, done = None, False
         while not done:
             assert child.process.poll() is None, "the pipeline ended"
-            [done, moved] = connection.execute(query, (target, before, slot)).fetchone() or (False, False)
+            [done, moved] = connection.execute(query, (end, before, slot)).fetchone() or (False, False)
             if moved and first is None:
                 first = time.perf_counter()
             time.sleep(POLL_S)

@@ -82,8 +82,7 @@ def curves(scale: float) -> dict[str, Curve]:
 def grow(names: Sequence[str], scale: float, tell: Callable[[str], None]) -> dict[str, Any]:
     """Return the points of the named curves."""
     with tempfile.TemporaryDirectory() as folder, rig({"CDC_SCHEMAS__FOLDER": str(_schemas(Path(folder)))}) as servers:
-        servers.insert(1, 1)
-        start = backlog.ours(servers, 1)
+        start = backlog.ours(servers, 1, servers.insert(1, 1))
         found: dict[str, dict[str, Any]] = {}
         for name in names:
             curve = curves(scale)[name]
@@ -95,10 +94,10 @@ def grow(names: Sequence[str], scale: float, tell: Callable[[str], None]) -> dic
 def _point(servers: Rig, point: Point, start: Mapping[str, float], name: str, tell: Callable[[str], None]) -> dict[str, float | None]:
     if point.topics:
         servers.make_topics(*point.topics, partitions=1)
-    servers.insert(point.rows, point.per_transaction, **point.form)
+    end = servers.insert(point.rows, point.per_transaction, **point.form)
     servers.execute("CHECKPOINT")
-    limit_s = backlog.limit(servers)
-    drained = backlog.ours(servers, point.rows)
+    limit_s = backlog.limit(servers, end)
+    drained = backlog.ours(servers, point.rows, end)
     cpu_s = drained["cpu_s_per_million"] * point.rows / 1e6 - start["cpu_s_per_million"] / 1e6
     seconds = drained["seconds"] - start["seconds"]
     figures: dict[str, float | None] = {

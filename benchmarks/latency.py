@@ -28,10 +28,13 @@ from tests.waiting import wait_for
 WARM_UP_S = 6
 """Not counted: connections are made, caches filled."""
 
+BROKER_WARM_UP_S = 30.0
+"""How long the broker makes small Kafka transactions before anybody is measured: until then its compiler is at work beside us."""
+
 LATE_S = 0.5
 """A writer that ends so much later than its rate says did not load the machine as it should have: the figure says so."""
 
-TOPIC, FLOOR_TOPIC = "outbox.event.latency{}", "bench.floor{}"
+TOPIC, FLOOR_TOPIC, WARM_UP_TOPIC = "outbox.event.latency{}", "bench.floor{}", "bench.warmup"
 
 START_S = 120.0
 """For a peer to publish what was inserted before the first window: then it runs."""
@@ -78,6 +81,7 @@ def compare(peers: Sequence[Peer], seconds: float, tell: Callable[[str], None]) 
         run = Run(servers, "latency", 0)
         for load in LOADS:
             servers.make_topics(f"floor.{load.kind}", partitions=load.partitions)
+        warm_up(servers)
         bare = _each(_long(LOADS, seconds), lambda load: measure(servers, "records", f"floor.{load.kind}", load), "floor", tell)
         found = {"floor": bare}
         for peer, loads in PEERS:
@@ -142,6 +146,12 @@ def _first(run: Run, peer: Peer, topic: str) -> None:
     )
     wait_for(lambda: reader.poll(0.1), START_S, f"the first event of {peer.name}")
     reader.close()
+
+
+def warm_up(rig: Rig) -> None:
+    """Let the broker make small Kafka transactions for a while."""
+    rig.make_topics(WARM_UP_TOPIC, partitions=1)
+    measure(rig, "records", WARM_UP_TOPIC, Load(seconds=BROKER_WARM_UP_S - WARM_UP_S))
 
 
 def ours(rig: Rig, seconds: float, partitions: int) -> Latency:

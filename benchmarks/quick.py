@@ -17,19 +17,22 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
     with rig() as servers:
         for partitions in (1, PARTITIONS):
             servers.make_topics(*(form.format(partitions) for form in (latency.TOPIC, latency.FLOOR_TOPIC)), partitions=partitions)
+        servers.make_topics("outbox.event.order")
+        tell("the broker warms up")
+        latency.warm_up(servers)
         for round_ in range(rounds):
             tell(f"round {round_ + 1}: a backlog of {BACKLOG_ROWS:,} rows")
-            servers.insert(BACKLOG_ROWS, PER_TRANSACTION)
-            limit_s = backlog.limit(servers)
-            drains.append((limit_s, backlog.ours(servers, BACKLOG_ROWS)))
+            end = servers.insert(BACKLOG_ROWS, PER_TRANSACTION)
+            limit_s = backlog.limit(servers, end)
+            drains.append((limit_s, backlog.ours(servers, BACKLOG_ROWS, end)))
         times = {}
         for partitions, suffix in ((1, ""), (PARTITIONS, f"_{PARTITIONS}_partitions")):
             tell(f"latency at 1,000 single-row transactions a second into {partitions} partitions, and its floor")
             times[f"latency_ms{suffix}"] = latency.ours(servers, seconds, partitions)
             times[f"floor_ms{suffix}"] = latency.floor(servers, seconds, partitions)
         tell(f"one transaction of {HUGE_ROWS:,} rows")
-        servers.insert(HUGE_ROWS, HUGE_ROWS)
-        huge = backlog.ours(servers, HUGE_ROWS)
+        end = servers.insert(HUGE_ROWS, HUGE_ROWS)
+        huge = backlog.ours(servers, HUGE_ROWS, end)
     drains.sort(key=lambda drain: drain[0] / drain[1]["seconds"])
     limit_s, drain = drains[len(drains) // 2]
     return {

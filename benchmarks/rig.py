@@ -66,13 +66,17 @@ class Rig:
             [answer] = connection.execute(query.encode()).fetchone() or ("",)
         return str(answer)
 
-    def insert(self, rows: int, per_transaction: int, kind: str = "'order'", subject: str = "OrderPlaced", payload: str = PAYLOAD) -> None:
-        """Write a backlog: `rows` in transactions of `per_transaction`; kind and payload are SQL in which `i` counts the rows."""
+    def insert(self, rows: int, per_transaction: int, kind: str = "'order'", subject: str = "OrderPlaced", payload: str = PAYLOAD) -> str:
+        """Write a backlog: `rows` in transactions of `per_transaction`; return the LSN at which it ends.
+
+        Kind and payload are SQL in which `i` counts the rows.
+        """
         self.execute(
             f"DO $$ BEGIN FOR batch IN 0..{rows // per_transaction - 1} LOOP INSERT INTO outbox (aggregatetype, aggregateid, type, payload)"
             f" SELECT {kind}, 'customer-' || i % 1000, '{subject}', ({payload})::jsonb"
             f" FROM generate_series(batch * {per_transaction} + 1, (batch + 1) * {per_transaction}) i; COMMIT; END LOOP; END $$"
         )
+        return self.ask("SELECT pg_current_wal_lsn()::text")
 
     def make_topics(self, *names: str, partitions: int = PARTITIONS) -> None:
         """Make topics and wait until they have leaders, so that nobody's first event waits for one."""
