@@ -36,7 +36,7 @@ def main() -> int:
         report.write()
         return 0
     if options.quick:
-        figures = quick.measure(options.repeat or 1, options.seconds)
+        figures = quick.measure(options.repeat or 3, options.seconds)
         for name, value in figures.items():
             print(f"{name:24} {value}")
     else:
@@ -50,14 +50,14 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only ours and its limits, three minutes")
+    parser.add_argument("--quick", action="store_true", help="only ours and its limits, four minutes")
     parser.add_argument("--only", default="backlog,single,latency,profile,sinks", help=f"what is measured, of: {','.join(SELECTIONS)}")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"who takes part, of: {','.join(PEERS)}")
     parser.add_argument("--curves", default=",".join(growth.curves(1)), help="which curves growth has (default all of these: %(default)s)")
     parser.add_argument(
         "--events", type=int, default=EVENTS, help="rows of the large backlog; all else grows with it (default %(default)s)"
     )
-    parser.add_argument("--repeat", type=int, help="rounds of each backlog (default 3; 1 for --quick)")
+    parser.add_argument("--repeat", type=int, help="rounds of each backlog (default 3)")
     parser.add_argument("--seconds", type=float, default=10, help="length of a latency window (default 10)")
     parser.add_argument("--store", action="store_true", help="keep the figures in docs/performance/, and write the pages and plots")
     parser.add_argument("--render", action="store_true", help="measure nothing: write pages and plots from the figures that are kept")

@@ -10,7 +10,8 @@ import psycopg
 from benchmarks.rig import Rig, pipeline
 from cdc.devstack.postgres import client
 
-POLL_S = 0.01
+POLL_S = 0.1
+"""Between two looks at the slot: each one takes time from what is measured."""
 
 
 def limit(rig: Rig, end: str) -> float:

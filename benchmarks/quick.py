@@ -1,4 +1,4 @@
-"""`make bench ARGS=--quick`: this pipeline beside the limits, in one run on the same servers, in three minutes."""
+"""`make bench ARGS=--quick`: this pipeline beside the limits, in one run on the same servers, in four minutes."""
 
 from __future__ import annotations
 
