@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
 
 def redis_publisher(settings: Settings, redis: RedisSettings) -> RedisPublisher:
     """Return who publishes to Redis."""
-    try:
+    with _extra("redis", "redis"):
         from cdc.redis.publisher import Options, RedisPublisher  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("redis", "redis") from None
     plain = redis.model_dump(exclude={"url", "retention"})
     age_ms = 0 if redis.retention is None else redis.retention // timedelta(milliseconds=1)
     return RedisPublisher(
@@ -37,10 +37,8 @@ def redis_publisher(settings: Settings, redis: RedisSettings) -> RedisPublisher:
 
 def redis_reader(settings: Settings, redis: RedisSettings) -> RedisReader:
     """Return a reader of Redis's streams."""
-    try:
+    with _extra("redis", "redis"):
         from cdc.redis.reader import RedisReader  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("redis", "redis") from None
     url, position = redis.url.get_secret_value(), settings.topics.position
     return RedisReader(url=url, name=settings.name, position_key=position, sentinel=redis.sentinel)
 
@@ -55,20 +53,16 @@ def redis_groups(settings: Settings, redis: RedisSettings) -> Groups:
 
 def redis_letters(settings: Settings, redis: RedisSettings, command: str, topic: str) -> LettersPublisher:
     """Return who gives a consumer what it has parked in a stream."""
-    try:
+    with _extra("redis", "redis"):
         from cdc.redis.letters import RedisLetters  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("redis", "redis") from None
     name = f"{settings.name}-{command}"
     return RedisLetters(url=redis.url.get_secret_value(), name=name, sentinel=redis.sentinel, topic=topic)
 
 
 def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPublisher:
     """Return the publisher to RabbitMQ."""
-    try:
+    with _extra("rabbitmq", "pika"):
         from cdc.rabbitmq.publisher import RabbitPublisher  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("rabbitmq", "pika") from None
     return RabbitPublisher(
         name=settings.name,
         url=rabbitmq.url.get_secret_value(),
@@ -83,13 +77,16 @@ def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPubl
 
 def rabbit_reader(settings: Settings, rabbitmq: RabbitSettings) -> Reader:
     """Return a reader of RabbitMQ's streams."""
-    try:
+    with _extra("rabbitmq", "pika"):
         from cdc.rabbitmq.reader import RabbitReader  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise _without("rabbitmq", "pika") from None
     url, letters = rabbitmq.url.get_secret_value(), settings.topics.dead_letter
     return RabbitReader(url=url, name=settings.name, dead_letter=letters, audit=rabbitmq.audit)
 
 
-def _without(sink: str, library: str) -> ConfigurationError:
-    return ConfigurationError(f"the table [{sink}] needs a library that is missing: {library}", f'pip install "cdc[{sink}]"')
+@contextmanager
+def _extra(sink: str, library: str) -> Iterator[None]:
+    """Say how to install what an import lacks."""
+    try:
+        yield
+    except ImportError:
+        raise ConfigurationError(f"the table [{sink}] needs a library that is missing: {library}", f'pip install "cdc[{sink}]"') from None

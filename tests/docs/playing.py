@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cdc.devstack.postgres import client
@@ -14,6 +14,17 @@ from tests.pipeline import environment
 
 LOG = "run.log"
 """Where what runs beside the commands logs to."""
+
+
+def addresses(database: str, kafka: str) -> dict[str, str]:
+    """Return the pages' addresses of servers, and ours in their place."""
+    return {'"postgresql://postgres@127.0.0.1:5432/shop"': f'"{database}"', "127.0.0.1:9092": kafka}
+
+
+def as_written(page: Sequence[Block], own: Mapping[str, str], folder: Path) -> str:
+    """Write the page's files and run its commands in a folder; return what they printed."""
+    write_files(page, own, folder)
+    return play(page, own, folder)
 
 
 def write_files(page: Iterable[Block], own: Mapping[str, str], folder: Path) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, blocks
-from tests.docs.playing import play, write_files
+from tests.docs.playing import addresses, as_written
 
 
 @pytest.mark.servers
 def test_two_listeners_and_a_kill(tmp_path: Path, database: str, kafka: str, unique: str) -> None:
     own = {
-        '"postgresql://postgres@127.0.0.1:5432/shop"': f'"{database}"',
-        "127.0.0.1:9092": kafka,
+        **addresses(database, kafka),
         'name = "users"': f'name = "{unique}"',
         "outbox.event.User": f"outbox.event.{unique}",
         'aggregatetype = "User"': f'aggregatetype = "{unique}"',
@@ -22,6 +21,5 @@ def test_two_listeners_and_a_kill(tmp_path: Path, database: str, kafka: str, uni
         '"loyalty",': f'"{unique}-loyalty",',
     }
     page = blocks(ROOT / "docs" / "tutorial.md")
-    write_files(page, own, tmp_path)
-    printed = play(page, own, tmp_path)
+    printed = as_written(page, own, tmp_path)
     assert printed.endswith([block.text for block in page if block.language == "text"][-1]), printed
