@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from cdc.consumer.event import DUE
 from cdc.consumer.names import Names
@@ -45,10 +45,12 @@ def _kafka(group: Group, options: Options) -> Broker:
 
 def _redis(group: Group, options: Options) -> Broker:
     try:
-        from cdc.redis.consuming import RedisBroker  # noqa: PLC0415 - an extra
+        from cdc.redis import consuming as redis  # noqa: PLC0415 - an extra
     except ImportError:
         raise ConfigurationError("consumers of redis need a library that is missing: redis", 'pip install "cdc[redis]"') from None
-    return RedisBroker(group=group.name, options=options, instance=group.instance, prefetch=group.in_flight, is_own=group.names.is_own)
+    _refuse_strangers("redis", options, redis.Options, "redis://user@host:6379/0")
+    names = group.names
+    return redis.RedisBroker(group=group.name, options=options, instance=group.instance, prefetch=group.in_flight, is_own=names.is_own)
 
 
 def _rabbitmq(group: Group, options: Options) -> Broker:
@@ -57,8 +59,18 @@ def _rabbitmq(group: Group, options: Options) -> Broker:
         from cdc.rabbitmq.consuming import RabbitBroker  # noqa: PLC0415 - the same
     except ImportError:
         raise ConfigurationError("consumers of rabbitmq need a library that is missing: pika", 'pip install "cdc[rabbitmq]"') from None
+    _refuse_strangers("rabbitmq", options, rabbitmq.Options, "amqp://user:password@host:5672/vhost")
     named = rabbitmq.Group(group.name, group.names.dead_letter, group.in_flight, DUE)
     return RabbitBroker(group=named, options=options)
+
+
+def _refuse_strangers(sink: str, given: Options, known: type[Any], example: str) -> None:
+    """Raise ConfigurationError for an option that is no field of the broker's own class, and without a url."""
+    names = [each.name for each in fields(known)]
+    if unknown := sorted(given.keys() - set(names), key=str):
+        raise ConfigurationError(f"a consumer's {sink} has no option {unknown[0]!r}", f"use {', '.join(names)}")
+    if not isinstance(given.get("url"), str):
+        raise ConfigurationError(f"a consumer's {sink} has no url", f"write it as {example}")
 
 
 BROKERS: Final[Mapping[str, Callable[[Group, Options], Broker]]] = {"kafka": _kafka, "redis": _redis, "rabbitmq": _rabbitmq}

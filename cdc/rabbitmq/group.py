@@ -7,7 +7,7 @@ from a queue of ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cdc.errors import ConfigurationError
@@ -34,12 +34,7 @@ class Options:
 
     @classmethod
     def of(cls, table: Mapping[str, object]) -> Options:
-        """Check a table of options."""
-        names = [each.name for each in fields(cls)]
-        if unknown := sorted(table.keys() - set(names)):
-            raise ConfigurationError(f"a consumer's rabbitmq has no option {unknown[0]!r}", f"use {', '.join(names)}")
-        if not isinstance(table.get("url"), str):
-            raise ConfigurationError("a consumer's rabbitmq has no url", "write it as amqp://user:password@host:5672/vhost")
+        """Check a table of options that are known, with a url: see cdc.consumer.brokers."""
         given: Any = dict(table)
         exchange, single = given.get("exchange", ""), given.get("single_active", True)
         if not isinstance(exchange, str) or len(exchange.encode()) > SHORT_BYTES:
