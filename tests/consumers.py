@@ -212,13 +212,18 @@ class RabbitLine(Line):
                 channel.basic_publish(self.exchange, record.topic, record.value or b"", properties_of(record), mandatory=True)
 
     def dead_letters(self) -> list[Found]:
+        return self.all_letters()[0]
+
+    def all_letters(self) -> tuple[list[Found], int]:
+        """What the consumer has parked, and how many letters are there once more."""
         letters = f"cdc.{self.name}.dead-letter"
         reader = RabbitReader(url=self.bootstrap, name="tests", dead_letter=letters, audit=None)
         try:
-            return [
+            found = [
                 Found("", 0, each.offset, each.key, each.value, {name: value or b"" for name, value in each.headers}, each.timestamp_ms)
                 for each in reader.read([letters])
             ]
+            return found, reader.again
         finally:
             reader.close()
 

@@ -111,12 +111,11 @@ class Consumer:
         self._instance = instance
         tables = {"kafka": kafka, "redis": redis, "rabbitmq": rabbitmq}
         self._broker = chosen(Group(name, self.names, instance, create, in_flight), tables)
-        self._postgres = postgres
-        self._schemas = schemas
+        self._lasting = rabbitmq is None  # offsets of the others outlive a connection
+        self._postgres, self._schemas = postgres, schemas
         self._inbox = Inbox.OFF if postgres is None else choice(Inbox, inbox, "inbox")
         self._retention, self._replay = retention, replay
-        self._retry = retry or Retry()
-        self._retry_topics = retry_topics
+        self._retry, self._retry_topics = retry or Retry(), retry_topics
         self._unparkable = unparkable
         self._policy = choice(Policy, after_parked, "after_parked")
         if unparkable not in {"stop", "skip"}:
@@ -345,6 +344,7 @@ class Consumer:
             depends=reader.breaker if self._dependencies else lambda _: None,
             due_ms=lambda record: envelope(record).due_ms if self.names.is_own(record.topic) else 0,
             attempts=lambda record: envelope(record).attempts if self.names.is_own(record.topic) else 0,
+            lasting=self._lasting,
             alone=lambda record: self.names.is_own(record.topic) or (bool(self._dependencies) and reader.alone(record)),
             later=self._retry_topics,
             skip_unparkable=self._unparkable == "skip",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -16,8 +17,8 @@ from cdc.consumer.dead_letter import dead_letter, later
 from cdc.consumer.inbox import PRUNE_ROWS, Store
 from cdc.consumer.lane import Handle, Job, Load, Loaded, Move, Moved, Note, Noted, Result, Share, Shared
 from cdc.consumer.names import Names
-from cdc.consumer.ports import LOG, Mover
-from cdc.errors import CdcError
+from cdc.consumer.ports import LOG, Mover, told
+from cdc.errors import CdcError, InvalidEvent
 
 PRUNE_S: Final = 60.0
 """How often old markers are deleted."""
@@ -89,7 +90,7 @@ class Desk:
         if self._store is None:
             return
         try:
-            self._store.note(job.lane.topic, job.lane.partition, job.offset, job.attempts)
+            self._store.note(job.lane.topic, job.lane.partition, job.number, job.attempts)
         except Exception as error:  # noqa: BLE001 - an attempt that is forgotten is one more attempt
             LOG.info("%s: an attempt was not written down: %s", self._consumer, type(error).__name__)
 
@@ -107,7 +108,14 @@ class Desk:
         if self._store is not None:
             # Before the move: one that was written down and not moved only makes the next events of its key look twice.
             self._store.park(record)
-        return self._mover.move(moved, {lane.place: record.offset + 1}, job.ticket)
+        try:
+            return self._mover.move(moved, {lane.place: record.offset + 1}, job.ticket)
+        except InvalidEvent as error:
+            if error.reason != "size" or job.delay_s is None:
+                raise
+            # Its retry topic would refuse it every time, and its partition would stop; a dead letter may leave out what is too long.
+            LOG.warning("%s: cannot be put off and is parked: %s%s", self._consumer, error.what, told(record))
+            return self._move(replace(job, delay_s=None))
 
 
 class Janitor:

@@ -3,7 +3,7 @@
 processed_events     a row for each event and handler: applied
 processed_keys       business keys that must not be used again until they expire
 consumer_high_water  the highest sequence of each partition, for those who want no row for each event
-consumer_attempts    failed attempts of the record at a partition's head
+consumer_attempts    failed attempts of the record at a partition's head, by its offset; below 0 by its event's id
 consumer_parked      events that left their partition, by key: later ones are told of them, and they of later ones
 consumer_breakers    shared breakers that are open
 """
@@ -93,7 +93,7 @@ NOTE: Final = (
     ' ON CONFLICT (consumer_name, topic, partition, "offset") DO UPDATE SET attempts = excluded.attempts, failed_at = clock_timestamp()'
 )
 
-FORGET: Final = 'DELETE FROM consumer_attempts WHERE consumer_name = %s AND topic = %s AND partition = %s AND "offset" <= %s'
+FORGET: Final = 'DELETE FROM consumer_attempts WHERE consumer_name = %s AND topic = %s AND partition = %s AND "offset" BETWEEN %s AND %s'
 
 PARK: Final = (
     "INSERT INTO consumer_parked (consumer_name, topic, partition, key, source, event_id, sequence)"
@@ -171,13 +171,13 @@ class Store:
         keys = self._open().execute(query, where).fetchall()
         return Loaded(dict(attempts), frozenset(bytes(key) for (key,) in keys))
 
-    def note(self, topic: str, partition: int, offset: int, attempts: int) -> None:
-        """Keep how often a record has failed; 0 forgets it, and what lies before it."""
-        place = (self._consumer, topic, partition, offset)
+    def note(self, topic: str, partition: int, number: int, attempts: int) -> None:
+        """Keep how often a record has failed; 0 forgets it, and what lies before it where the number is an offset."""
+        place = (self._consumer, topic, partition)
         if attempts:
-            self._open().execute(NOTE, (*place, attempts))
+            self._open().execute(NOTE, (*place, number, attempts))
         else:
-            self._open().execute(FORGET, place)
+            self._open().execute(FORGET, (*place, min(number, 0), number))
 
     def park(self, record: Seen) -> None:
         """Write down that a record will leave its partition, before it does."""

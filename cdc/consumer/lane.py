@@ -98,10 +98,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Keep the number of failed attempts of a record over a restart; 0 forgets it."""
+    """Keep the number of failed attempts of a record over a restart; 0 forgets it. `number` is what the rules call the record."""
 
     lane: Lane
-    offset: int
+    number: int
     attempts: int
 
 
@@ -127,7 +127,7 @@ class Handled(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Of a Load: failed attempts by offset, and the keys whose events have left the partition; or why it cannot be told."""
+    """Of a Load: failed attempts by the record's number, and the keys whose events have left the partition; or why it cannot be told."""
 
     attempts: Mapping[int, int] = {}
     keys: frozenset[bytes] = frozenset()

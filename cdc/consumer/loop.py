@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cdc.consumer.event import key_id
+from cdc.consumer.event import key_id, named
 from cdc.consumer.lane import (
     Failure,
     Handle,
@@ -72,6 +72,8 @@ class Rules:
     depends: Callable[[Seen], str | None] = lambda _: None
     due_ms: Callable[[Seen], int] = lambda _: 0
     attempts: Callable[[Seen], int] = lambda _: 0
+    lasting: bool = True
+    """Whether offsets last over a restart, so that attempts are kept by them; else by the event's id."""
     alone: Callable[[Seen], bool] = lambda _: False
     """Whether a record shares its database transaction with no other."""
     later: bool = False
@@ -219,7 +221,7 @@ class Loop:
 
     def _start(self, lane: Lane, now: float, tokens: int | None) -> Handle:
         head = lane.pending[0]
-        lane.attempts = lane.attempts or max(lane.known.attempts.get(head.offset, 0), self.rules.attempts(head))
+        lane.attempts = lane.attempts or max(lane.known.attempts.get(self._number(head), 0), self.rules.attempts(head))
         records = self._batch(lane, self.limits.batch if tokens is None else min(self.limits.batch, tokens), now)
         self.rate.take(len(records))
         self.running += 1
@@ -300,7 +302,7 @@ class Loop:
         elif self.rules.later:
             lane.move = Move(lane, head, failure, lane.attempts, delay_s)
         else:
-            self._notes.append(Note(lane, head.offset, lane.attempts))
+            self._notes.append(Note(lane, self._number(head), lane.attempts))
             self._wait(lane, now + delay_s, f"attempt {lane.attempts} failed ({failure.error_class})")
             return
         lane.standing, lane.why = Standing.PARKING, failure.error_class
@@ -356,12 +358,16 @@ class Loop:
         else:
             lane.move, lane.standing, lane.not_before = None, Standing.STOPPED, 0.0
 
+    def _number(self, record: Seen) -> int:
+        """Return by what a record's attempts are kept."""
+        return record.offset if self.rules.lasting else named(record)
+
     def _settle(self, lane: Lane) -> None:
         """The record at the head is done with."""
         record = lane.pending.popleft()
         lane.settled = record.offset + 1
         if lane.attempts and not self.rules.later:
-            self._notes.append(Note(lane, record.offset, 0))
+            self._notes.append(Note(lane, self._number(record), 0))
         lane.attempts, lane.done, lane.not_before = 0, frozenset(), 0.0
 
     @staticmethod

@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from cdc.consumer.dead_letter import NAME_LIMIT
 from cdc.consumer.event import envelope
 from cdc.consumer.lane import Failure, Handle, Handled, Lane, Move, Place, Standing
 
@@ -211,12 +212,11 @@ class Log:
 
 
 def told(record: Seen) -> str:
-    """Name a record by all that is safe to say."""
+    """Name a record by all that is safe to say; what is too long is cut as in a dead letter."""
     event = envelope(record)
-    return (
-        f" id={event.id} type={event.type or '-'} correlation={event.correlation_id or '-'} topic={record.topic}"
-        f" partition={record.partition} offset={record.offset}"
-    )
+    names = {"id": event.id, "type": event.type or "-", "correlation": event.correlation_id or "-"}
+    said = " ".join(f"{name}={text[:NAME_LIMIT]}" for name, text in names.items())
+    return f" {said} topic={record.topic} partition={record.partition} offset={record.offset}"
 
 
 def _names(places: Sequence[Place]) -> str:

@@ -29,7 +29,7 @@ from cdc.event import Place, Seen
 from cdc.rabbitmq.group import PATIENCE_S, Group, Options, Queues, connected, queue_of
 from cdc.rabbitmq.link import Link, new_link, parameters_of
 from cdc.rabbitmq.message import seen_of
-from cdc.rabbitmq.moving import RabbitMover
+from cdc.rabbitmq.moving import Alarm, RabbitMover, Ticket
 from cdc.rabbitmq.subscription import Subscription
 from cdc.resilience.call import nobody_waits
 
@@ -67,6 +67,7 @@ class RabbitBroker:
     def __init__(self, *, group: Group, options: Mapping[str, object]) -> None:
         self._group = group
         self._options = Options.of(options)
+        self._alarm = Alarm()
         parameters_of(self._options.url)  # one that cannot be read is refused at once
 
     def __repr__(self) -> str:
@@ -85,18 +86,19 @@ class RabbitBroker:
 
     def member(self, topics: Sequence[str], own: Sequence[str]) -> RabbitMember:
         """See cdc.consumer.ports.Broker."""
-        return RabbitMember(self._group, self._options, topics, own)
+        return RabbitMember(self._group, self._options, topics, own, self._alarm)
 
     def mover(self) -> RabbitMover:
         """See cdc.consumer.ports.Broker."""
-        return RabbitMover(self._options.url, self._group)
+        return RabbitMover(self._options.url, self._group, self._alarm)
 
 
 class _Delivered(NamedTuple):
-    """A record that came over a connection."""
+    """A record that came over a connection; `again` when it was delivered before, to whomever."""
 
     link: Link
     record: Seen
+    again: bool
 
 
 class _Joined(NamedTuple):
@@ -111,14 +113,16 @@ class _Joined(NamedTuple):
 class RabbitMember:
     """See cdc.consumer.ports.Member."""
 
-    def __init__(self, group: Group, options: Options, topics: Sequence[str], own: Sequence[str]) -> None:
+    def __init__(self, group: Group, options: Options, topics: Sequence[str], own: Sequence[str], alarm: Alarm) -> None:
         self._group = group
         self._options = options
         self._topics, self._own = topics, own
+        self._alarm = alarm
         self._events: queue.SimpleQueue[_Delivered | _Joined] = queue.SimpleQueue()
         self._now: _Joined | None = None
         self._came: dict[Place, int] = {}
         self._acknowledged: dict[Place, int] = {}
+        self._again: dict[Place, int] = {}
         self._paused: set[Place] = set()
         self._held: dict[Place, deque[Seen]] = {}
         self._ready: dict[Place, int] = {}
@@ -174,6 +178,8 @@ class RabbitMember:
             self._acknowledged[place] = record.offset - 1
             self._listener.assigned([place])
         self._came[place] = record.offset
+        if event.again:
+            self._again[place] = record.offset
         if place in self._paused or self._held.get(place):
             self._held.setdefault(place, deque()).append(record)
         else:
@@ -203,6 +209,8 @@ class RabbitMember:
         if self._now is None and not self._connecting and now >= self._again_at:
             self._connecting = True
             threading.Thread(target=self._connect, name=f"cdc-rabbitmq-{self._group.name}-joins", daemon=True).start()
+        if self._alarm.reason:
+            self._listener.hitch(f"a record waits to be moved: RabbitMQ takes no messages for now: {self._alarm.reason}")
         if self._now is not None and now >= self._lag_at:
             self._lag_at = now + LAG_S
             for place, subscription in self._now.subscriptions.items():
@@ -214,7 +222,7 @@ class RabbitMember:
         self._now.link.close()
         self._now = None
         places = list(self._came)
-        self._came, self._held, self._ready = {}, {}, {}
+        self._came, self._held, self._ready, self._again = {}, {}, {}, {}
         self._paused.clear()
         if places:
             self._listener.lost(places)
@@ -243,7 +251,8 @@ class RabbitMember:
         events = self._events
 
         def deliver(method: Any, properties: Any, body: bytes) -> None:  # noqa: ANN401 - pika has no types
-            events.put(_Delivered(link, seen_of(topic, base + int(method.delivery_tag), properties, body)))
+            seen = seen_of(topic, base + int(method.delivery_tag), properties, body)
+            events.put(_Delivered(link, seen, bool(method.redelivered)))
 
         return deliver
 
@@ -273,9 +282,9 @@ class RabbitMember:
                 self._acknowledged[place] = offset - 1
         return True
 
-    def ticket(self, place: Place) -> object:  # noqa: ARG002 - all places go with the connection
+    def ticket(self, place: Place) -> object:
         """See cdc.consumer.ports.Member."""
-        return self._now.link if self._now is not None else None
+        return Ticket(self._now.link if self._now is not None else None, self._again.get(place, -1))
 
     def lag(self, place: Place, here: int | None) -> int | None:
         """Return how many are in the queue as of the last look, and of what came how many are not settled."""

@@ -51,6 +51,11 @@ def properties_of(record: Record) -> BasicProperties:
     )
 
 
+def header_size(properties: BasicProperties) -> int:
+    """Return the bytes that properties take of a frame, with what stands before them (AMQP 0-9-1, section 4.2.6.1)."""
+    return 12 + sum(map(len, properties.encode()))
+
+
 def seen_of(topic: str, offset: int, properties: BasicProperties, body: bytes) -> Seen:
     """Return the record that a message was."""
     headers = dict(properties.headers or {})

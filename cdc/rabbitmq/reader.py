@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 from pika import BasicProperties
 
-from cdc.errors import ConfigurationError, SinkRefused
+from cdc.errors import ConfigurationError, Retriable, SinkRefused
 from cdc.event import Place, Seen, Shape
 from cdc.rabbitmq.link import PAUSE_S, Link, Message, Waiting, new_link
 from cdc.rabbitmq.message import seen_of
@@ -38,6 +38,9 @@ PREFETCH, ACK_EVERY = 2_000, 500
 """Messages on their way to us, and how many are taken before the broker is told so."""
 
 OFFSET = "x-stream-offset"
+
+LETTER = ("cdc.sequence", "cdc.id", "ce_source", "__connect.errors.connector.name", "cdc.redriven")
+"""Headers that tell a dead letter, and apart from it the record that closes it."""
 
 CLOCK_MARGIN_S = 60
 """A stream is entered by the broker's clock, a record tells its commit by PostgreSQL's: how far the one may be ahead of the other."""
@@ -133,13 +136,13 @@ class RabbitReader:
         return True
 
     def _came_again(self, stream: str, seen: Seen, before: _Before) -> bool:
-        """Tell whether an event or a pipeline's dead letter was read before, by its place."""
+        """Tell whether an event or a dead letter, or the record that closes one, was read before."""
         headers = dict(seen.headers)
-        if stream == self._dead_letter:
-            place = headers.get("cdc.sequence")
-            again = place in before.letters
-            before.letters.add(place or b"")
-            return again and place is not None
+        if stream != self._audit:
+            told = tuple(headers.get(name) for name in LETTER)
+            again = told in before.letters
+            before.letters.add(told)
+            return again and "cdc.sequence" in headers
         place, source = headers.get("ce_sequence") if stream == self._audit else None, headers.get("ce_source") or b""
         if place is None:
             return False
@@ -199,7 +202,11 @@ class RabbitReader:
         marker = uuid.uuid4().hex
         link = self._linked(waiting)
         link.publish([Message("", stream, b"", BasicProperties(message_id=marker, type=MARKER, delivery_mode=2))], lambda message: message)
-        link.wait(lambda: not link.outstanding, waiting, f"looking for the end of stream {stream!r}")
+        link.wait(lambda: bool(link.blocked) or not link.outstanding, waiting, f"looking for the end of stream {stream!r}")
+        if link.blocked:
+            self.close()  # which takes the marker along
+            msg = f"RabbitMQ takes no messages for now ({link.blocked}), and without one it tells no stream's end"
+            raise Retriable(msg, "see what it says of memory and disk: rabbitmq-diagnostics alarms")
         return marker
 
     def _bounds(self, stream: str, waiting: Waiting) -> tuple[int, int]:
@@ -215,7 +222,7 @@ class _Before:
     """What one read has seen: the newest event of each source, because pipelines may share an exchange, and dead letters."""
 
     newest: dict[bytes, bytes] = field(default_factory=dict)
-    letters: set[bytes] = field(default_factory=set)
+    letters: set[tuple[bytes | None, ...]] = field(default_factory=set)
 
 
 class _Reading:

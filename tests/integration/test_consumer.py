@@ -14,7 +14,7 @@ from cdc.consumer import Consumer, Event, Retry, Unprocessable
 from cdc.consumer.console import places
 from cdc.errors import SinkRefused
 from cdc.testing.windows import Window, killed_at
-from tests.consumers import CREATE, Line, consuming, event, letters, line, redis_line, write_effect
+from tests.consumers import CREATE, Line, consuming, event, letters, line, rabbit_line, redis_line, write_effect
 from tests.pipeline import consume, sizes
 from tests.waiting import wait_for
 
@@ -26,11 +26,16 @@ def shop(unique: str, kafka: str, database: str, tmp_path: Path) -> Line:
     return line(unique, kafka, database, tmp_path)
 
 
-@pytest.fixture(params=["kafka", pytest.param("redis", marks=pytest.mark.packages)])
+REDIS, RABBITMQ = (pytest.param(name, marks=pytest.mark.packages) for name in ("redis", "rabbitmq"))
+
+
+@pytest.fixture(params=["kafka", REDIS])
 def anywhere(request: pytest.FixtureRequest, unique: str, database: str, tmp_path: Path) -> Line:
     """A shop on each broker: the same handlers, by one setting."""
     if request.param == "kafka":
         return line(unique, request.getfixturevalue("kafka"), database, tmp_path)
+    if request.param == "rabbitmq":
+        return rabbit_line(unique, request.getfixturevalue("rabbit_broker").url, database, tmp_path)
     return redis_line(unique, request.getfixturevalue("redis_server").url, database, tmp_path)
 
 
@@ -203,6 +208,7 @@ def test_a_crash_in_each_window(anywhere: Line, window: Window) -> None:
     assert len(shop.dead_letters()) == 1, "parked once"
 
 
+@pytest.mark.parametrize("anywhere", ["kafka", REDIS, RABBITMQ], indirect=True)
 def test_attempts_are_kept_over_a_restart(anywhere: Line) -> None:
     shop = anywhere
     shop.make_topic()
@@ -226,7 +232,7 @@ def test_attempts_are_kept_over_a_restart(anywhere: Line) -> None:
     [(kept,)] = shop.execute("SELECT attempts FROM consumer_attempts")
     before = len(attempts)
     with consuming(again(kept + 1)):
-        wait_for(lambda: shop.committed() == 1, what="it is parked")
+        wait_for(shop.dead_letters, what="it is parked")
     assert attempts[before:] == [kept + 1]
     wait_for(lambda: not shop.execute("SELECT attempts FROM consumer_attempts"), what="they are forgotten")
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cdc.consumer.dead_letter import dead_letter, later, redriven
 from cdc.consumer.event import Origin, envelope, idempotency_key, key_id, storable
 from cdc.consumer.lane import Failure, Kind
+from cdc.consumer.ports import told
 from cdc.event import Record, record_size
 from cdc.kafka.subscriber import Seen
 from tests.unit.consumer.records import seen
@@ -28,11 +29,17 @@ def test_both_styles_of_headers() -> None:
     assert envelope(seen(3)).id == "t/0/3"
 
 
+def test_names_are_cut_in_a_log_line() -> None:
+    said = told(seen(3, ce_id="i" * 50_000, ce_type="t" * 50_000, correlationid="c" * 50_000))
+    assert len(said) < 4_000
+    assert said.startswith(" id=" + "i" * 1_000 + " type=")
+
+
 @given(st.lists(st.tuples(st.text(), st.none() | st.binary())), st.none() | st.binary())
 def test_any_headers_can_be_read(headers: list[tuple[str, bytes | None]], key: bytes | None) -> None:
-    told = envelope(Seen("t", 0, 0, key, None, headers, 0))
-    assert told.attempts >= 0
-    assert "\0" not in storable(told.id)
+    read = envelope(Seen("t", 0, 0, key, None, headers, 0))
+    assert read.attempts >= 0
+    assert "\0" not in storable(read.id)
 
 
 @given(st.text(), st.text())

@@ -96,14 +96,32 @@ def test_what_failed_is_tried_alone_and_its_attempts_are_noted() -> None:
     made.finished(handle(made), Handled(1, failure(Retry.fixed(0, 3))), 0)
     note, again = made.jobs(0, 0)
     assert isinstance(note, Note)
-    assert (note.offset, note.attempts) == (1, 1)
+    assert (note.number, note.attempts) == (1, 1)
     made.finished(note, Noted(), 0)
     assert offsets(again) == [1]
     made.finished(again, Handled(1), 0)
     forget, rest = made.jobs(0, 0)
     assert isinstance(forget, Note)
-    assert (forget.offset, forget.attempts) == (1, 0)
+    assert (forget.number, forget.attempts) == (1, 0)
     assert offsets(rest) == [2]
+
+
+def test_where_offsets_do_not_last_attempts_are_kept_by_the_events_id() -> None:
+    known: dict[int, int] = {}
+    for offset in (7, 100):  # the same event over another connection
+        made = loop(Rules(half, lasting=False))
+        made.assigned([OURS])
+        [load] = made.jobs(0, 0)
+        made.finished(load, Loaded(dict(known)), 0)
+        made.received([seen(offset, ce_id="e", ce_source="/shop")])
+        job = handle(made)
+        assert job.attempt == 1 + len(known)
+        made.finished(job, Handled(0, failure(Retry.fixed(9, 3))), 0)
+        [note] = made.jobs(0, 0)
+        assert isinstance(note, Note)
+        assert note.number < 0
+        known[note.number] = note.attempts
+    assert list(known.values()) == [2]
 
 
 def test_attempts_go_on_after_a_restart() -> None:
