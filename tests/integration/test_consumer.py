@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from cdc.consumer.console import places
 from cdc.errors import SinkRefused
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, rabbit_line, redis_line, write_effect
-from tests.pipeline import consume, sizes
+from tests.pipeline import consume
 from tests.waiting import wait_for
 
 QUICK = Retry.fixed(0.02, attempts=2)
@@ -307,25 +306,6 @@ def test_fifty_orders_at_once_for_the_last_ten_pieces(shop: Line) -> None:
     assert shop.execute("SELECT pieces FROM stock") == [(0,)]
     assert len(shop.effects()) == 10
     assert sorted([*shop.effects(), *refused]) == list(range(50))
-
-
-@sizes(300, 30_000)
-def test_a_tenth_of_all_calls_fails(shop: Line, size: int) -> None:
-    shop.make_topic(partitions=2)
-    chance = random.Random(7)
-    consumer = shop.consumer(retry=Retry.fixed(0.005, attempts=30), batch=20)
-
-    @consumer.on("Thing")
-    def shaky(event: Event, connection: psycopg.Connection[Any]) -> None:
-        write_effect(event, connection)
-        if chance.random() < 0.1:
-            raise ConnectionError
-
-    shop.publish(*[event(n, partition=n % 2) for n in range(size)])
-    with consuming(consumer):
-        wait_for(lambda: shop.committed(0) + shop.committed(1) == size, 1200, "all are through")
-    for parity in (0, 1):
-        assert [n for n in shop.effects() if n % 2 == parity] == list(range(parity, size, 2))
 
 
 def test_a_shared_breaker_holds_all_processes_and_one_probe_lets_all_go_on(shop: Line) -> None:
