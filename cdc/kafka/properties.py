@@ -102,8 +102,10 @@ partition is sent away (NOT_LEADER_OR_FOLLOWER, the broker has just heard of the
 that knows nothing of a producer takes any sequence number (ProducerAppendInfo.checkSequence), and librdkafka 2.16.0 then counts
 the first one as delivered (rd_kafka_dr_implicit_ack)."""
 
-LINGER_MS = 1
-"""How long a batch waits for company. A commit flushes at once, so it only shapes batches inside a large transaction."""
+LINGER_MS = 20
+"""How long a batch waits for company. A commit flushes at once (rd_kafka_flush), so it only shapes batches inside a large Kafka
+transaction: fewer requests, each of which costs the broker and us as much as some hundred records. Longer, and records of 10 kB
+would fill the producer's queue before their time is up."""
 
 QUEUED_KBYTES = 16_384
 """What may wait inside a consumer; librdkafka's own default is 64 MB."""

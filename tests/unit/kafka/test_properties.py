@@ -58,7 +58,7 @@ def test_the_producer_keeps_what_the_guarantee_rests_on() -> None:
 
 def test_producer_defaults_give_way() -> None:
     plain = producer_properties(NOWHERE, "shop")
-    assert (plain["linger.ms"], plain["compression.type"]) == (1, "lz4")
+    assert (plain["linger.ms"], plain["compression.type"]) == (20, "lz4")
     named = producer_properties(NOWHERE | {"queue.buffering.max.ms": 3, "compression.codec": "gzip"}, "shop")
     assert not named.keys() & {"linger.ms", "compression.type"}
     short = producer_properties(NOWHERE | {"transaction.timeout.ms": "5000"}, "shop")
