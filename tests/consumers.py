@@ -98,6 +98,15 @@ class Line:
         """What the consumer has parked."""
         return consume(self.bootstrap, [f"cdc.{self.name}.dead-letter"])
 
+    def listening(self, said: list[str]) -> Log:
+        """An observer that keeps what heals by itself."""
+
+        class Listening(Log):
+            def hitch(self, consumer: str, what: str) -> None:
+                said.append(what)
+
+        return Listening()
+
     def first_offset(self) -> int:
         """The offset of the topic's first record."""
         return 0
@@ -231,15 +240,6 @@ class RabbitLine(Line):
         """How many messages of a group's queue are with nobody; all that are not acknowledged, when nobody consumes."""
         with self.channel() as channel:
             return int(channel.queue_declare(self.queue(topic, group), passive=True).method.message_count)
-
-    def listening(self, said: list[str]) -> Log:
-        """An observer that keeps what heals by itself."""
-
-        class Listening(Log):
-            def hitch(self, consumer: str, what: str) -> None:
-                said.append(what)
-
-        return Listening()
 
 
 def flat(entries: Any) -> Iterator[tuple[bytes, list[bytes]]]:  # noqa: ANN401 - redis-py's types are incomplete

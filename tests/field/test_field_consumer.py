@@ -173,14 +173,19 @@ class Watching(Log):
     def __init__(self) -> None:
         self.lag: dict[Any, int] = {}
         self.losses: list[bool] = []
+        self.places: set[Any] = set()
         self.late_results = 0
         self.stops: list[str] = []
 
     def turned(self, consumer: str, state: Any) -> None:  # noqa: ANN401 - a mapping of many things
         self.lag = state["lag"]
 
+    def assigned(self, consumer: str, places: Any) -> None:  # noqa: ANN401 - see above
+        self.places |= set(places)
+
     def revoked(self, consumer: str, places: Any, *, lost: bool) -> None:  # noqa: ANN401 - see above
         self.losses.append(lost)
+        self.places -= set(places)
 
     def late(self, consumer: str, lane: Any) -> None:  # noqa: ANN401 - see above
         self.late_results += 1
@@ -385,19 +390,34 @@ def redriven(shop: Line) -> list[Any]:
 @sizes(20, 200)
 def test_field_case_128_two_copies_at_the_same_instant(shop: Line, size: int) -> None:
     shop.make_topic(partitions=2)
-    consumer = shop.consumer(workers=2, retry=QUICK)
+    members = [Watching(), Watching()]
+    met: list[int] = []
 
-    @consumer.on("Thing")
-    def slowly(event: Event, connection: psycopg.Connection[Any]) -> None:
-        connection.execute("SELECT pg_sleep(%s)", (0.005 if size < 200 else 0.05,))
-        write_effect(event, connection)
-        if event.value["n"] % 3 == 0 and event.attempt == 1:
-            raise RuntimeError  # after its writes: they and the marker go, and the copy that waited goes on
+    def member(watching: Watching) -> Consumer:
+        made = shop.consumer(retry=QUICK, observer=watching, kafka={"heartbeat.interval.ms": 200})
 
-    shop.publish(*[event(n, partition=partition) for n in range(size) for partition in (0, 1)])
-    with consuming(consumer):
+        @made.on("Thing")
+        def slowly(event: Event, connection: psycopg.Connection[Any]) -> None:
+            connection.execute("SELECT pg_sleep(%s)", (0.005 if size < 200 else 0.05,))
+            write_effect(event, connection)
+            [(waiting,)] = connection.execute(WAITS_FOR_US).fetchall()
+            if waiting:
+                met.append(event.value["n"])
+            if event.value["n"] % 3 == 0 and event.attempt == 1:
+                raise RuntimeError  # after its writes: they and the marker go, and the copy that waited goes on
+
+        return made
+
+    with consuming(*map(member, members)):
+        partitions = {(shop.topic, 0), (shop.topic, 1)}
+        wait_for(lambda: all(len(each.places & partitions) == 1 for each in members), 60, "each member has one")
+        shop.publish(*[event(n, partition=partition) for n in range(size) for partition in (0, 1)])
         wait_for(lambda: shop.committed(0) == size and shop.committed(1) == size, 120, "both partitions are through")
     assert sorted(shop.effects()) == list(range(size))
+    assert len(set(met)) > size / 2, "the other copy waited for this one's marker"
+
+
+WAITS_FOR_US = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
 
 
 @sizes(60, 2_000)
@@ -427,7 +447,8 @@ def test_field_case_131_a_breaker_that_is_asked_to_stop_while_it_probes(shop: Li
     shop.make_topic(partitions=2)
     down = True
     calls: list[float] = []
-    consumer = shop.consumer(retry=Retry.fixed(0.02, attempts=10), workers=2)
+    watching = Watching()
+    consumer = shop.consumer(retry=Retry.fixed(0.02, attempts=10), workers=2, observer=watching)
     consumer.breaker("mail", errors=(ConnectionError,), failures=2, open_s=0.3)
 
     @consumer.on("Thing", breaker="mail")
@@ -442,4 +463,5 @@ def test_field_case_131_a_breaker_that_is_asked_to_stop_while_it_probes(shop: Li
         wait_for(lambda: len(calls) >= 4, 60, "it probes again")
         down = False
         wait_for(lambda: shop.committed(0) == 3 and shop.committed(1) == 3, 60, "all are through")
+        assert watching.losses == [], "an open breaker keeps the membership"
     assert sorted(shop.effects()) == list(range(6))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from cdc.consumer import Consumer, Event, Retry, Unprocessable
+from cdc.consumer import Consumer, Event, Retry, Unprocessable, desk, inbox
 from cdc.consumer.console import places
 from cdc.errors import SinkRefused
 from cdc.testing.windows import Window, killed_at
@@ -149,6 +150,30 @@ def test_a_business_key_is_used_once_until_it_expires(shop: Line) -> None:
         shop.publish(event(1, event_id="d"), event(2, event_id="e"))
         wait_for(lambda: shop.committed() == 5, what="all are through")
     assert shop.effects() == [1, 2, 1]
+
+
+def test_what_need_not_be_kept_is_deleted_and_what_is_kept_too_short_is_warned_of(shop: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "PRUNE_S", 0.05)
+    for module in (desk, inbox):
+        monkeypatch.setattr(module, "PRUNE_ROWS", 2)
+    shop.make_topic(retention_ms=str(7 * 24 * 3600 * 1000))
+    said: list[str] = []
+    consumer = shop.consumer(retention=timedelta(days=7), replay=timedelta(days=1), observer=shop.listening(said))
+    consumer.on("Thing", name="write")(write_effect)
+    others = "INSERT INTO processed_events SELECT %s, '/shop', n::text, now() - n * interval '1 day' FROM generate_series(5, 10) n"
+    for marker in (f"{shop.name}.write", "somebody.else"):
+        shop.execute(others, (marker,))
+    shop.execute(
+        "INSERT INTO processed_keys SELECT %s, n::text, now() + n * interval '1 day' FROM generate_series(-3, 3) n", (f"{shop.name}.write",)
+    )
+    kept = "SELECT consumer_name, count(*) FROM processed_events GROUP BY 1 ORDER BY 1"
+    with consuming(consumer):
+        expected = sorted([(f"{shop.name}.write", 2), ("somebody.else", 6)])
+        wait_for(lambda: shop.execute(kept) == expected, what="what is older than seven days is gone, of ours")
+        wait_for(lambda: shop.execute("SELECT count(*) FROM processed_keys") == [(3,)], what="so is what has expired")
+    [warning] = [each for each in said if "inbox" in each]
+    assert f"topic {shop.topic} holds events for 7 days" in warning
+    assert "1 day, 0:00:00 of replay are promised" in warning
 
 
 def test_high_water_by_sequence(shop: Line) -> None:
