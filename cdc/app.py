@@ -42,14 +42,16 @@ from cdc.postgres.stream import ReplicationStream
 from cdc.resilience.backoff import Backoff
 from cdc.settings import Settings
 from cdc.settings import mapping as settings_mapping
-from cdc.sinks import rabbit_publisher, rabbit_reader, redis_groups, redis_letters, redis_publisher, redis_reader
+from cdc.sinks import rabbit_letters, rabbit_publisher, rabbit_reader, redis_groups, redis_letters, redis_publisher, redis_reader
 
 if TYPE_CHECKING:
     from cdc.audit.consumer_letters import LettersPublisher
     from cdc.audit.finding import Doctor
     from cdc.audit.offsets import Groups as MovableGroups
     from cdc.audit.payloads import Payloads
+    from cdc.audit.redrive import RedrivePublisher
     from cdc.audit.takeover import Takeover
+    from cdc.consumer.names import Names
     from cdc.settings.debezium import Connector
 
 TAKEOVER_STATUS_S = 0.5
@@ -183,7 +185,7 @@ def _only_kafka(settings: Settings) -> None:
 
 def require_events(settings: Settings) -> None:
     """Refuse what has to read the events where nothing keeps them."""
-    if settings.rabbitmq is not None and settings.rabbitmq.audit is None:
+    if not readable(settings):
         msg = "the events cannot be read: to read a queue of RabbitMQ is to take from it"
         raise ConfigurationError(msg, "set rabbitmq.audit, and let `cdc init` make a stream that gets a copy of each event")
 
@@ -216,11 +218,26 @@ def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
     )
 
 
-def letters_publisher(settings: Settings, command: str, topic: str) -> LettersPublisher:
-    """Return who gives a consumer what it has parked in this topic."""
-    if settings.redis is None:
-        return command_publisher(settings, command)
-    return redis_letters(settings, settings.redis, command, topic)
+def redrive_publisher(settings: Settings) -> RedrivePublisher:
+    """Return who publishes what the pipeline's dead letters become."""
+    if settings.rabbitmq is not None:
+        return rabbit_letters(settings, settings.rabbitmq, "redrive", settings.topics.dead_letter, ())
+    return command_publisher(settings, "redrive")
+
+
+def letters_publisher(settings: Settings, names: Names) -> LettersPublisher:
+    """Return who gives a consumer what it has parked."""
+    command = f"redrive-{names.consumer}"
+    if settings.redis is not None:
+        return redis_letters(settings, settings.redis, command, names.dead_letter)
+    if settings.rabbitmq is not None:
+        return rabbit_letters(settings, settings.rabbitmq, command, names.dead_letter, [names.redriven])
+    return command_publisher(settings, command)
+
+
+def readable(settings: Settings) -> bool:
+    """Whether events can be read again."""
+    return settings.rabbitmq is None or settings.rabbitmq.audit is not None
 
 
 def consuming(settings: Settings) -> dict[str, Any]:
@@ -228,6 +245,8 @@ def consuming(settings: Settings) -> dict[str, Any]:
     if settings.redis is not None:
         redis = settings.redis
         return {"redis": {"url": redis.url.get_secret_value(), "sentinel": redis.sentinel, "streams": redis.streams}}
+    if settings.rabbitmq is not None:
+        return {"rabbitmq": {"url": settings.rabbitmq.url.get_secret_value(), "exchange": settings.rabbitmq.exchange}}
     _only_kafka(settings)
     return {"kafka": dict(settings.kafka)}
 

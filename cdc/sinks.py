@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from cdc.pipeline.ports import Reader
 if TYPE_CHECKING:
     from cdc.audit.consumer_letters import LettersPublisher
     from cdc.audit.offsets import Groups
+    from cdc.audit.redrive import RedrivePublisher
     from cdc.rabbitmq.publisher import RabbitPublisher
     from cdc.redis.publisher import RedisPublisher
     from cdc.redis.reader import RedisReader
@@ -81,6 +82,14 @@ def rabbit_reader(settings: Settings, rabbitmq: RabbitSettings) -> Reader:
         from cdc.rabbitmq.reader import RabbitReader  # noqa: PLC0415 - an extra
     url, letters = rabbitmq.url.get_secret_value(), settings.topics.dead_letter
     return RabbitReader(url=url, name=settings.name, dead_letter=letters, audit=rabbitmq.audit)
+
+
+def rabbit_letters(settings: Settings, rabbitmq: RabbitSettings, command: str, topic: str, queues: Sequence[str]) -> RedrivePublisher:
+    """Return who publishes what dead letters in a stream become; `queues` are published to by name."""
+    with _extra("rabbitmq", "pika"):
+        from cdc.rabbitmq.letters import RabbitLetters  # noqa: PLC0415 - an extra
+    url, name = rabbitmq.url.get_secret_value(), f"{settings.name}-{command}"
+    return RabbitLetters(url=url, name=name, exchange=rabbitmq.exchange, topic=topic, queues=queues)
 
 
 @contextmanager

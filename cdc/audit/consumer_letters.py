@@ -1,9 +1,9 @@
 """`cdc dead-letters redrive --consumer NAME`: events that a consumer parked are given to it once more.
 
 Strategy: as with a pipeline's letters, fence, then read, then publish events and the records that close their letters at once: in
-one Kafka transaction, or one MULTI of Redis. A consumer's letter is the event itself, so nothing is encoded again; it goes to the
-consumer's own topic `cdc.NAME.redriven`, so that no other group sees it, with the original bytes, key and headers, and
-`ce_replay: redrive:ID`.
+one Kafka transaction, or one MULTI of Redis; RabbitMQ gets the events first. A consumer's letter is the event itself, so nothing is
+encoded again; it goes to the consumer's own topic `cdc.NAME.redriven`, so that no other group sees it, with the original bytes, key
+and headers, and `ce_replay: redrive:ID`.
 
 A letter over its topic's limit has kept no value, and cannot be redriven: its event may still lie where `__connect.errors.topic`,
 `.partition` and `.offset` say.
@@ -27,7 +27,7 @@ from cdc.resilience.call import Waiting, nobody_waits
 
 
 class LettersPublisher(Protocol):
-    """Publishes records at once and once: who fences later makes the commit of who fenced before fail."""
+    """The half of a RedrivePublisher that suffices where nothing is encoded again."""
 
     def fence(self, waiting: Waiting) -> None: ...  # noqa: D102 - see above
     def require(self, topics: Sequence[str], waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
@@ -38,13 +38,14 @@ class LettersPublisher(Protocol):
 
 @dataclass(slots=True)
 class ConsumerRedrive:
-    """One redrive of a consumer's letters; `run` may be called again after a Retriable error."""
+    """One redrive of a consumer's letters; `run` may be called again after a Retriable error. `readable` as in Redrive."""
 
     letters: DeadLetters
     publisher: LettersPublisher
     names: Names
     choice: Choice
     progress: Progress
+    readable: bool = True
 
     def run(self) -> list[Redriven]:
         """Publish what is chosen and open.
@@ -84,7 +85,7 @@ class ConsumerRedrive:
         """Return the last place of each key in the topics that the events came from; replays are older news."""
         newest = {(letter.topic, seen.key): "" for letter, seen in whole if seen.key is not None}
         topics = sorted({topic for topic, _ in newest})
-        if not topics:
+        if not topics or not self.readable:
             return newest
         since_ms = min(envelope(seen).timestamp_ms or letter.timestamp_ms for letter, seen in whole)
         for done, seen in enumerate(self.letters.subscriber.read(topics, since_ms=since_ms), 1):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from psycopg import sql
 
@@ -29,9 +29,8 @@ from cdc.audit.dead_letters import STEP, Choice, DeadLetters, Letter, Progress
 from cdc.audit.table_rows import looking, table_rows
 from cdc.avro.encoder import Encoder
 from cdc.errors import AuditFailed, Fenced, InvalidEvent, KafkaRefused
-from cdc.event import Record
+from cdc.event import Record, Route
 from cdc.kafka.limits import fits
-from cdc.kafka.publisher import KafkaPublisher
 from cdc.kafka.subscriber import Seen
 from cdc.outbox.dead_letter import REDRIVEN, original, transaction
 from cdc.outbox.mapping import REPLAY_MARKERS, OutboxMapping
@@ -41,7 +40,7 @@ from cdc.position import Lsn
 from cdc.postgres.catalog import LiveCatalog
 from cdc.postgres.slot import Table
 from cdc.postgres.transaction import Row
-from cdc.resilience.call import nobody_waits
+from cdc.resilience.call import Waiting, nobody_waits
 
 HANDED_OVER = 500
 """Records that are handed over at once."""
@@ -57,6 +56,25 @@ Key = tuple[str, bytes | None]
 
 RowOf = Callable[[Letter, Seen], Row]
 """Gives the row of a letter where it is not what the letter kept; raises InvalidEvent."""
+
+
+class RedrivePublisher(Protocol):
+    """Publishes records at once and once: who fences later makes the commit of who fenced before fail.
+
+    RabbitMQ can do neither at once: events come first there, and who is killed in between publishes them again.
+    """
+
+    def fence(self, waiting: Waiting) -> None: ...  # noqa: D102 - see above
+    def require(self, topics: Sequence[str], waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
+    def route(self, topic: str, waiting: Waiting) -> Route: ...  # noqa: D102 - see Publisher
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
+    def commit(self, position: None, waiting: Waiting) -> None: ...  # noqa: D102 - see Publisher
+    def abort(self, timeout_s: float) -> None: ...  # noqa: D102 - see Publisher
+    def close(self) -> None: ...  # noqa: D102 - see Publisher
+    @property
+    def opened_at(self) -> float | None: ...  # noqa: D102 - see Publisher
+    @property
+    def transaction_timeout_s(self) -> float: ...  # noqa: D102 - see Publisher
 
 
 class Redriven(NamedTuple):
@@ -80,15 +98,19 @@ class Newest(NamedTuple):
 
 @dataclass(slots=True)
 class Redrive:
-    """One redrive; `run` may be called again after a Retriable error. `encoder` is the registry's."""
+    """One redrive; `run` may be called again after a Retriable error. `encoder` is the registry's.
+
+    `readable`: whether events can be read, and so whether newer ones have passed a letter.
+    """
 
     letters: DeadLetters
-    publisher: KafkaPublisher
+    publisher: RedrivePublisher
     mapping: OutboxMapping
     encoder: Callable[[str, int | None], Encoder]
     choice: Choice
     progress: Progress
     row_of: RowOf | None = None
+    readable: bool = True
     _tried: dict[str, Redriven] = field(default_factory=dict)
     _routers: dict[int, Router] = field(default_factory=dict)
 
@@ -152,7 +174,7 @@ class Redrive:
     def _newest(self, chosen: Sequence[Letter], keys: set[Key]) -> dict[Key, Newest]:
         """Return the last place of each key that was published since the first of these rows; replays are older news."""
         newest = dict.fromkeys(keys, Newest("", 0))
-        if not newest:
+        if not newest or not self.readable:
             return newest
         since_ms = min(letter.timestamp_ms for letter in chosen)
         topics = sorted({topic for topic, _ in newest})

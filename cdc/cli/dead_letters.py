@@ -139,7 +139,7 @@ def redrive(
     if consumer is not None:
         if from_table:
             raise ConfigurationError("a consumer's dead letters are events and no rows", "leave --from-table out")
-        _tell(_redriven_for(settings, consumer, choice, timeout_s), as_json=as_json)
+        _tell(_redriven_for(settings, consumer, choice, timeout_s), as_json=as_json, readable=cdc_app.readable(settings))
         return
     registry, mapping = folder.load(Path(settings.schemas.folder)), cdc_app.mapping(settings)
     with ExitStack() as stack, progress("redriving") as step:
@@ -149,11 +149,11 @@ def redrive(
                 mended(cdc_app.dsn(settings), cdc_app.application_name(settings), cdc_app.table(settings), mapping)
             )
         dead = stack.enter_context(_reading(settings))
-        publisher = cdc_app.command_publisher(settings, "redrive")
+        publisher = cdc_app.redrive_publisher(settings)
         stack.callback(publisher.close)
-        job = Redrive(dead, publisher, mapping, registry.encoder, choice, step, row_of)
+        job = Redrive(dead, publisher, mapping, registry.encoder, choice, step, row_of, cdc_app.readable(settings))
         done = within(timeout_s, job.run)
-    _tell(done, as_json=as_json)
+    _tell(done, as_json=as_json, readable=job.readable)
 
 
 @app.command(epilog="Example, when `cdc run` has stopped with exit code 7:\n\n  cdc dead-letters park 0189d3f4-7a0c-7b3e-9f1e-0a1b2c3d4e5f")
@@ -220,9 +220,10 @@ def _reading(settings: Settings, consumer: str | None = None) -> Iterator[DeadLe
 def _redriven_for(settings: Settings, consumer: str, choice: Choice, timeout_s: float) -> list[Redriven]:
     """Give a consumer what it has parked once more."""
     with _reading(settings, consumer) as dead, ExitStack() as stack, progress("redriving") as step:
-        publisher = cdc_app.letters_publisher(settings, f"redrive-{consumer}", dead.topic)
+        names = Names(consumer)
+        publisher = cdc_app.letters_publisher(settings, names)
         stack.callback(publisher.close)
-        return within(timeout_s, ConsumerRedrive(dead, publisher, Names(consumer), choice, step).run)
+        return within(timeout_s, ConsumerRedrive(dead, publisher, names, choice, step, cdc_app.readable(settings)).run)
 
 
 def _choice(ids: list[str] | None, reason: str | None, topic: str | None, since: str | None, until: str | None) -> Choice:
@@ -231,11 +232,13 @@ def _choice(ids: list[str] | None, reason: str | None, topic: str | None, since:
     return Choice(frozenset(ids or ()), reason, topic, since_ms, until_ms)
 
 
-def _tell(done: list[Redriven], *, as_json: bool) -> None:
+def _tell(done: list[Redriven], *, as_json: bool, readable: bool) -> None:
     late = [each.letter.id or each.letter.sequence for each in done if each.late]
     if late:
         more = f" and {len(late) - SHOWN} more" if len(late) > SHOWN else ""
         say(f"warning: newer events of their keys have passed before {', '.join(late[:SHOWN])}{more}: consumers see an older state last")
+    if done and not readable:
+        say("whether newer events of their keys have passed before is not known: rabbitmq.audit, which would keep them, is not set")
     topics: dict[str, int] = {}
     for each in done:
         topics[each.topic] = topics.get(each.topic, 0) + 1

@@ -26,6 +26,7 @@ class Names:
     """The topics that belong to one consumer."""
 
     def __init__(self, consumer: str, dead_letter: str | None = None) -> None:
+        self.consumer = consumer
         self._prefix = f"cdc.{consumer}."
         self.dead_letter = dead_letter or f"{self._prefix}dead-letter"
         self.redriven = f"{self._prefix}redriven"

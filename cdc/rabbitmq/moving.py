@@ -7,7 +7,7 @@ due earlier may wait for one before it.
 Rules.
 - Before a record a *question* is published, which no queue takes: in an alarm it is what waits in the connection, and who dies
   meanwhile leaves no record there that the broker takes later on.
-- A record that may have come before (the broker says so) is parked only when the stream of dead letters has no letter of it.
+- A record is parked only when the stream of dead letters has no letter of it, as far as can be told (see parked.py).
 - What RabbitMQ could not take is refused before it is published: the broker would end the connection.
 """
 
@@ -115,11 +115,13 @@ class RabbitMover:
         self._ready()
         _see(ticket)
         now_ms = time.time_ns() // 1_000_000
-        came_before = any(offset - 1 <= ticket.again for offset in settled.values())
-        if is_letter and came_before and self._parked.has(record, _first_ms(record, now_ms)):
+        again = any(offset - 1 <= ticket.again for offset in settled.values())
+        if is_letter and self._parked.has(record, _first_ms(record, now_ms), again=again):
             return False
         name, properties = self._letter(record, now_ms) if is_letter else self._later(record, now_ms)
         self._publish(name, properties, record.value or b"")
+        if is_letter:
+            self._parked.add(record)
         return False
 
     def _letter(self, record: Record, now_ms: int) -> tuple[str, BasicProperties]:

@@ -1,8 +1,9 @@
-"""What a stream of dead letters holds already: asked before a record is parked that may have been parked before.
+"""What a stream of dead letters holds already: asked before a record is parked, so that one is parked once.
 
-A letter and the acknowledgement of its record are two steps, and a crash between them brings the record again. RabbitMQ marks what it
-delivers once more, so only such a record costs a look. The stream is read once from the event's time on, and from there
-to its end for each of the next ones; a letter is told by its event's id, which lasts over a new connection.
+A letter and the acknowledgement of its record are two steps, and what comes in between (a crash, a connection that is lost) brings the
+record again; a pipeline may publish an event twice as well. What we have parked ourselves is remembered. What others may have
+parked RabbitMQ marks as delivered before, and only for such a record the stream is read: from the event's time on, and from there to its
+end for each of the next ones. A letter is told by its event's id, which lasts over a new connection.
 """
 
 from __future__ import annotations
@@ -29,22 +30,31 @@ class Parked:
         self._stream = stream
         self._new_reader = reader
         self._names: set[Name] = set()
-        self._since_ms: int | None = None
-        self._next = 0
+        self._since_ms = self._next = 0
 
     def __repr__(self) -> str:
         return f"<Parked in {self._stream}, {len(self._names)} known>"
 
-    def has(self, letter: Record, first_ms: int) -> bool:
-        """Tell whether a letter is there; it can't be older than its event, which was committed at `first_ms`. Raises CdcError."""
+    def add(self, letter: Record) -> None:
+        """Remember one that is there now."""
+        if (name := _name(letter)) is not None:
+            self._names.add(name)
+        if len(self._names) > KEPT:
+            self._forget()
+
+    def has(self, letter: Record, first_ms: int, *, again: bool) -> bool:
+        """Tell whether a letter is there; `again` when somebody else may have written it. Raises CdcError.
+
+        It can't be older than its event, which was committed at `first_ms`.
+        """
         name = _name(letter)
-        if name is None or name in self._names:
-            return name is not None
+        if name is None or name in self._names or not again:
+            return name in self._names
         since_ms = max(0, first_ms - MARGIN_MS)
         reader = self._new_reader()
         try:
-            if self._since_ms is None or since_ms < self._since_ms or len(self._names) > KEPT:
-                self._names.clear()
+            if not self._next or since_ms < self._since_ms or len(self._names) > KEPT:
+                self._forget()
                 self._since_ms = since_ms
                 found = reader.read([self._stream], since_ms=since_ms)
             else:
@@ -54,11 +64,15 @@ class Parked:
                 if (known := _name(seen)) is not None:
                     self._names.add(known)
         except BaseException:
-            self._since_ms = None  # a part is not all
+            self._next = 0  # a part is not all
             raise
         finally:
             reader.close()
         return name in self._names
+
+    def _forget(self) -> None:
+        self._names.clear()
+        self._next = 0
 
 
 def _name(letter: Record | Seen) -> Name | None:

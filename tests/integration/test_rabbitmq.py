@@ -139,6 +139,31 @@ def test_what_a_stream_keeps_is_judged_shown_and_recovered(rabbit: RabbitPipelin
     rabbit.wait_numbers([*range(1, 51), *range(52, 61)])
 
 
+def test_rows_that_nobody_took_are_redriven_once_beside_the_pipeline(rabbit: RabbitPipeline) -> None:
+    rabbit.init()
+    with rabbit.channel() as channel:
+        channel.queue_unbind(rabbit.queue, rabbit.exchange, "#")
+    rabbit.started()
+    rabbit.insert(1, 3)
+    wait_for(lambda: len(rabbit.letters()) == 3, what="all are parked")
+    nowhere = rabbit.here("dead-letters", "redrive", "--reason", "route")
+    assert nowhere.code == 5
+    assert "no letter was closed" in nowhere.line
+    rabbit.bind()
+    redriven = rabbit.here("dead-letters", "redrive", "--reason", "route", "--json")
+    assert redriven.code == 0, redriven.err
+    assert json.loads(redriven.out)["redriven"] == 3
+    assert "rabbitmq.audit" in redriven.err, "nobody can tell whether newer events have passed"
+    came = rabbit.deliveries(rabbit.queue)
+    assert [event.n for event in came] == [1, 2, 3]
+    assert all(event.headers["ce_replay"] == b"redrive:" + event.headers["ce_id"] for event in came)
+    listed = json.loads(rabbit.here("dead-letters", "list", "--all", "--json").out)
+    assert (listed["open"], len(listed["dead_letters"])) == (0, 3)
+    again = rabbit.here("dead-letters", "redrive", listed["dead_letters"][0]["id"])
+    assert again.code == 8
+    assert "redriven before" in again.line
+
+
 def test_what_is_wrong_with_the_broker_is_one_line(rabbit: RabbitPipeline) -> None:
     rabbit.here("init", "--create-table")
     url = rabbit.broker.url

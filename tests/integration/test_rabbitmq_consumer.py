@@ -5,6 +5,7 @@ What they share with Kafka's is in test_consumer.py, with the same handlers.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -196,6 +197,37 @@ def test_a_payment_fans_out_from_one_exchange_to_inventory_notification_and_anal
         expected = [("analytics", 5), ("inventory", 5), ("notification", 5)]
         wait_for(lambda: rabbit.execute("SELECT who, count(*) FROM paid GROUP BY 1 ORDER BY 1") == expected, 60, "each has each once")
     assert rabbit.execute("SELECT type, count(*) FROM facts GROUP BY 1") == [("OrderPaid", 5)]
+
+
+def test_what_a_consumer_parked_is_redriven_for_it_alone(rabbit: RabbitPipeline) -> None:
+    shop = rabbit_line(rabbit.name, rabbit.broker.url, rabbit.dsn, rabbit.folder)
+    rabbit.set(topics__route=f"{shop.name}.{{aggregatetype}}")
+    rabbit.init()
+    consumer = shop.consumer(retry=QUICK, schemas=rabbit.folder / "schemas")
+    mended = False
+
+    @consumer.on("Thing")
+    def write(each: Event, connection: psycopg.Connection[Any]) -> None:
+        if each.value["n"] == 2 and not mended:
+            raise ConnectionError
+        assert each.newer_applied is (each.value["n"] == 2)
+        write_effect(each, connection)
+
+    consumer.create_topics()
+    rabbit.started()
+    rabbit.insert(1, 3)
+    with consuming(consumer):
+        shop.wait_effects([1, 3])
+        wait_for(shop.dead_letters, what="one is parked")
+    [letter] = json.loads(rabbit.here("dead-letters", "list", "--consumer", shop.name, "--json").out)["dead_letters"]
+    assert (letter["reason"], letter["topic"]) == ("handler", shop.topic)
+    redriven = rabbit.here("dead-letters", "redrive", letter["id"], "--consumer", shop.name)
+    assert redriven.code == 0, redriven.err
+    mended = True
+    with consuming(consumer):
+        shop.wait_effects([1, 3, 2])
+    listed = json.loads(rabbit.here("dead-letters", "list", "--consumer", shop.name, "--json").out)
+    assert listed["open"] == 0
 
 
 @pytest.mark.soak
