@@ -86,7 +86,7 @@ class _Batch:
 class RedisPublisher:
     """Publishes records and positions of one pipeline; used by one thread, for the whole life of the process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root's wiring, by keyword
         self,
         *,
         name: str,
@@ -94,9 +94,11 @@ class RedisPublisher:
         position_key: str,
         on_partition_change: Literal["warn", "stop"] = "warn",
         clock: Callable[[], float] = time.monotonic,
+        connect: Callable[[], Link] | None = None,
     ) -> None:
         self._name = name
         self.options = options
+        self._connect = connect or (lambda: Link(options.url, name, options.sentinel, clock))
         self._on_partition_change = on_partition_change
         self._clock = clock
         self._link: Link | None = None
@@ -256,7 +258,7 @@ class RedisPublisher:
         if self._link is not None and self._link.failed:
             self._drop_link()
         if self._link is None:
-            self._link = Link(self.options.url, self._name, self.options.sentinel, self._clock)
+            self._link = self._connect()
         return self._link
 
     def _drop_link(self) -> None:

@@ -1,4 +1,4 @@
-"""What every Publisher must do: one suite, on the simulated Kafka, on a real one and on Redis."""
+"""What every Publisher must do: one suite, on the simulated Kafka and Redis, and on real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 from confluent_kafka import Producer
@@ -22,9 +22,11 @@ from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
 from cdc.pipeline.ports import Publisher
 from cdc.position import Existing, Fingerprint, Lsn, Position
+from cdc.redis.link import Link
 from cdc.redis.publisher import Options, RedisPublisher
 from cdc.redis.reader import RedisReader
 from tests.simulation.fake_kafka import Cluster, FakePublisher, Topic, partition_for
+from tests.simulation.fake_redis import FakeRedis, FakeRedisLink
 
 HOUR_MS = 3_600_000
 
@@ -148,9 +150,28 @@ class RedisWorld:
         self.reader.close()
 
 
+class FakeRedisWorld(RedisWorld):
+    def __init__(self, url: str) -> None:
+        self.server = FakeRedis()
+        super().__init__(url)
+
+    def publisher(self) -> RedisPublisher:
+        made = RedisPublisher(
+            name=self.name,
+            options=self.options,
+            position_key=self.position_key,
+            connect=lambda: cast("Link", FakeRedisLink(self.server)),
+        )
+        self.publishers.append(made)
+        return made
+
+    def committed(self, topic: str) -> list[tuple[int, Record]]:
+        return [(partition, record) for partition, _, record in self.server.committed(topic)]
+
+
 def made_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    if request.param is FakeWorld:
-        made: World = FakeWorld("")
+    if request.param in {FakeWorld, FakeRedisWorld}:
+        made: World = request.param("redis://")
     elif request.param is RealWorld:
         made = RealWorld(request.getfixturevalue("kafka"))
     else:
@@ -167,7 +188,7 @@ def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from made_world(request)
 
 
-@pytest.fixture(params=[FakeWorld, REAL, pytest.param(RedisWorld, marks=[pytest.mark.servers, pytest.mark.packages])])
+@pytest.fixture(params=[FakeWorld, REAL, FakeRedisWorld, pytest.param(RedisWorld, marks=[pytest.mark.servers, pytest.mark.packages])])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from made_world(request)
 

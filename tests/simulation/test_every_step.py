@@ -1,4 +1,4 @@
-"""A fault at every port call, at every frame of the link, in pairs, and then many at random: the judge finds nothing."""
+"""A fault at every port call, at every frame of the link, in pairs, and then many at random: the judge finds nothing, on either sink."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.simulation.workloads import SMALL, TINY, random_script
-from tests.simulation.world import Build, Fault, Script, World
+from tests.simulation.world import Build, Fault, RedisBuild, Script, World
 
 SHALLOW = Build(deep=False)
 """Faults at the pipeline's own ports alone: enough for a process that dies."""
 
-PAIRS, RANDOM_RUNS = 500, 250
-"""Of an everyday run; the soak takes all pairs, and many more random runs."""
+SINKS = pytest.mark.parametrize("sink", [Build, RedisBuild], ids=["kafka", "redis"])
+
+POSTGRES = ("FakeLink.", "FakeCatalog.")
+"""Calls below the Source's port: once for both sinks."""
+
+REDIS_SCRIPTS = ("RedisPublisher.recover", "RedisPublisher.commit")
+"""Calls that end in a script."""
+
+PAIRS, RANDOM_RUNS = 250, 250
+"""Of an everyday run, the pairs for each sink; the soak takes all pairs, and many more random runs."""
 
 LATER = 60
 """How many calls after a fault the next one may come: the whole passage that follows."""
@@ -40,8 +48,9 @@ def calls(script: Script, build: Build) -> int:
     return world.gate.calls
 
 
-def test_without_faults_all_is_published_once() -> None:
-    world, text = found(SMALL, {})
+@SINKS
+def test_without_faults_all_is_published_once(sink: type[Build]) -> None:
+    world, text = found(SMALL, {}, sink(deep=False))
     assert not text
     assert world.verdict().document() | {"rows": 14, "events": 11, "dead_letters": 3} == world.verdict().document()
     assert world.processes[0].observer.failures == []
@@ -55,10 +64,12 @@ def test_the_log_has_the_traps_that_it_is_meant_to_have() -> None:
     assert firsts != sorted(firsts), "a transaction that began early commits late"
 
 
+@SINKS
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.FAIL, Fault.FAIL_AFTER, Fault.RESTART], ids=lambda fault: fault.name)
-def test_one_fault_at_every_call(fault: Fault) -> None:
-    build = Build(deep=True)
-    for call in range(calls(SMALL, build)):
+def test_one_fault_at_every_call(fault: Fault, sink: type[Build]) -> None:
+    build = sink(deep=True)
+    names = found(SMALL, {}, build)[0].gate.names
+    for call in (call for call, name in enumerate(names) if sink is Build or not name.startswith(POSTGRES)):
         assert not (text := found(SMALL, {call: fault}, build)[1]), text
 
 
@@ -70,48 +81,53 @@ def test_the_link_is_cut_in_every_frame_and_after_it() -> None:
         assert world.run().verdict().clean, cut
 
 
-def held(script: Script) -> Iterator[dict[int, Fault]]:
-    """Every request to Kafka held back, and let arrive at every later call, or at the very end."""
-    names = found(script, {})[0].gate.names
-    for call in (i for i, name in enumerate(names) if name.startswith("FakePublisher")):
+def held(script: Script, build: Build) -> Iterator[dict[int, Fault]]:
+    """Every request to the sink held back, and let arrive at every later call, or at the very end."""
+    names = found(script, {}, build)[0].gate.names
+    for call in (i for i, name in enumerate(names) if name.startswith("FakePublisher") or name in REDIS_SCRIPTS):
         yield {call: Fault.HOLD}
         for later in range(call + 1, call + LATER):
             yield {call: Fault.HOLD, later: Fault.RELEASE}
 
 
-def test_a_request_that_was_given_up_arrives_late() -> None:
+@SINKS
+def test_a_request_that_was_given_up_arrives_late(sink: type[Build]) -> None:
     """The zombie's half: a commit under way wins or is fenced, and the door settles which."""
-    for plan in held(TINY):
-        assert not (text := found(TINY, plan)[1]), text
+    build = sink(deep=False)
+    for plan in held(TINY, build):
+        assert not (text := found(TINY, plan, build)[1]), text
 
 
-def pairs(first: Fault, second: Fault) -> Iterator[dict[int, Fault]]:
-    for one in range(calls(TINY, SHALLOW)):
+def pairs(first: Fault, second: Fault, build: Build = SHALLOW) -> Iterator[dict[int, Fault]]:
+    for one in range(calls(TINY, build)):
         for two in range(one + 1, one + LATER):
             yield {one: first, two: second}
 
 
-def test_pairs_of_faults(seed: int) -> None:
-    kinds = (Fault.KILL, Fault.FAIL_AFTER, Fault.HOLD, Fault.RESTART)
-    everything = [plan for first, second in itertools.product(kinds, kinds) for plan in pairs(first, second)]
+@SINKS
+def test_pairs_of_faults(seed: int, sink: type[Build]) -> None:
+    build, kinds = sink(deep=False), (Fault.KILL, Fault.FAIL_AFTER, Fault.HOLD, Fault.RESTART)
+    everything = [plan for first, second in itertools.product(kinds, kinds) for plan in pairs(first, second, build)]
     for plan in random.Random(seed).sample(everything, PAIRS):
-        assert not (text := found(TINY, plan)[1]), f"seed {seed}: {text}"
+        assert not (text := found(TINY, plan, build)[1]), f"seed {seed}: {text}"
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("second", [Fault.KILL, Fault.FAIL, Fault.FAIL_AFTER, Fault.HOLD, Fault.RESTART], ids=lambda fault: fault.name)
 @pytest.mark.parametrize("first", [Fault.KILL, Fault.FAIL, Fault.FAIL_AFTER, Fault.HOLD, Fault.RESTART], ids=lambda fault: fault.name)
-def test_every_pair_of_faults(first: Fault, second: Fault) -> None:
-    for plan in pairs(first, second):
-        assert not (text := found(TINY, plan)[1]), text
+@SINKS
+def test_every_pair_of_faults(first: Fault, second: Fault, sink: type[Build]) -> None:
+    build = sink(deep=False)
+    for plan in pairs(first, second, build):
+        assert not (text := found(TINY, plan, build)[1]), text
 
 
 def run_at_random(seed: int) -> None:
     rng = random.Random(seed)
     script, often = random_script(rng), rng.choice((0.0, 0.01, 0.03, 0.1))
     plan = {call: rng.choice(list(Fault)) for call in range(400) if rng.random() < often}
-    world = World(script, plan, Build(deep=rng.random() < 0.5))
+    world = World(script, plan, rng.choice((Build, RedisBuild))(deep=rng.random() < 0.5))
     world.postgres.socket_bytes = rng.choice((100, 600, 100_000))
     if rng.random() < 0.3:
         world.postgres.cut_at = rng.randrange(5_000)

@@ -15,10 +15,13 @@ from cdc.pipeline.ports import Waiting
 from cdc.pipeline.relay import Relay
 from cdc.position import Lsn, Position
 from cdc.postgres.stream import ReplicationStream
+from cdc.redis.publisher import RedisPublisher
 from tests.simulation.fake_kafka import FakePublisher, Verb
-from tests.simulation.test_zombies import alternate
-from tests.simulation.workloads import good, small
-from tests.simulation.world import Actor, Build, Fault, Script, World
+from tests.simulation.fake_redis import FakeRedis
+from tests.simulation.test_every_step import SINKS
+from tests.simulation.test_zombies import alternate, slept
+from tests.simulation.workloads import TINY, good, small
+from tests.simulation.world import Actor, Build, Fault, RedisBuild, Script, World
 
 APART: Script = [
     (0.0, small),
@@ -75,6 +78,46 @@ class ReadsBeforeItFences(FakePublisher):
         return position
 
 
+class ReadsRedisBeforeItFences(RedisPublisher):
+    """The same on Redis: two commands where there is one script."""
+
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
+        position = self.last()
+        super().recover(waiting, patient=patient, blaming=blaming)
+        return position
+
+
+class PutsThePositionApart(RedisPublisher):
+    """Adds the events with the position of the transaction before, and puts theirs there by another command."""
+
+    before: Position
+
+    def recover(self, waiting: Waiting, *, patient: bool = False, blaming: bool = False) -> Position | None:
+        position = super().recover(waiting, patient=patient, blaming=blaming)
+        assert position is not None
+        self.before = position
+        return position
+
+    def commit(self, position: Position, waiting: Waiting) -> None:
+        super().commit(self.before, waiting)
+        super().commit(position, waiting)
+        self.before = position
+
+
+class WithoutAFence(FakeRedis):
+    """Lets anybody commit who counts right."""
+
+    def refuses(self, key: bytes, owner: bytes, commits: bytes) -> bool:
+        return super().refuses(key, self.data.hashes[key][b"owner"], commits)
+
+
+class WithoutAnyGuard(FakeRedis):
+    """Lets anybody commit."""
+
+    def refuses(self, key: bytes, owner: bytes, commits: bytes) -> bool:
+        return False
+
+
 class CallsATimedOutCommitAgain(FakePublisher):
     """Believes the second answer: the client library may say success although nothing was committed."""
 
@@ -105,16 +148,21 @@ def kinds(found: Iterable[Finding]) -> Counter[str]:
     return Counter(str(finding.kind) for finding in found)
 
 
+def right(build: Build) -> Build:
+    """Return the build on the same sink with nothing wrong in it."""
+    return type(build)(deep=build.deep)
+
+
 def caught(build: Build, *faults: Fault) -> Counter[str]:
     """Return what the judge finds with each of these faults at every call of the pipeline's ports."""
-    last = World(APART, build=Build(deep=False)).run().gate.calls
+    last = World(APART, build=right(build)).run().gate.calls
     return kinds(finding for fault in faults for call in range(last) for finding in findings(build, {call: fault}))
 
 
 def caught_asleep(build: Build) -> Counter[str]:
     """Return what the judge finds when a process sleeps at a call, and wakes while its successor is inside of `recover`."""
     found: list[Finding] = []
-    for call in range(World(APART, build=Build(deep=False)).run().gate.calls):
+    for call in range(World(APART, build=right(build)).run().gate.calls):
         world = World(APART, build=build)
         sleeper = Actor(world)
         sleeper.step(call)
@@ -133,9 +181,16 @@ def caught_asleep(build: Build) -> Counter[str]:
     return kinds(found)
 
 
-def test_the_right_relay_is_not_caught() -> None:
-    right = Build(deep=False)
-    assert caught(right, Fault.KILL, Fault.HOLD, Fault.RESTART) + caught_asleep(right) == Counter()
+def caught_beside(build: Build) -> Counter[str]:
+    """Return what the judge finds when a process sleeps at a call, and wakes when its successor has recovered."""
+    calls = range(World(TINY, build=right(build)).run().gate.calls)
+    return kinds(finding for call in calls for finding in slept(call, "Publisher.recover", build, silently=True).verdict().findings)
+
+
+@SINKS
+def test_the_right_relay_is_not_caught(sink: type[Build]) -> None:
+    build = sink(deep=False)
+    assert caught(build, Fault.KILL, Fault.HOLD, Fault.RESTART) + caught_asleep(build) == Counter()
 
 
 def test_confirming_too_early_is_caught() -> None:
@@ -158,6 +213,21 @@ def test_one_kafka_transaction_for_each_event_is_caught() -> None:
 
 def test_reading_before_fencing_is_caught() -> None:
     assert caught_asleep(Build(publisher=ReadsBeforeItFences, deep=False))["duplicated"]
+
+
+def test_reading_redis_before_fencing_is_caught() -> None:
+    assert caught_asleep(RedisBuild(redis=ReadsRedisBeforeItFences, deep=False))["duplicated"]
+
+
+def test_a_position_apart_from_its_events_is_caught() -> None:
+    found = caught(RedisBuild(redis=PutsThePositionApart, deep=False), Fault.KILL)
+    assert found["duplicated"]
+    assert found["position"], "an event is visible above the position"
+
+
+def test_a_redis_without_the_fence_is_caught() -> None:
+    assert caught_beside(RedisBuild(server=WithoutAFence, deep=False))["fenced"]
+    assert caught_beside(RedisBuild(server=WithoutAnyGuard, deep=False))["duplicated"]
 
 
 def test_calling_a_timed_out_commit_again_is_caught() -> None:

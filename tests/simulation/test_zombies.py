@@ -8,9 +8,9 @@ import pytest
 
 from cdc.errors import IdentityTaken
 from tests.simulation.workloads import TINY, random_script
-from tests.simulation.world import Actor, Build, Fault, World
+from tests.simulation.world import Actor, Build, Fault, RedisBuild, World
 
-MILESTONES = ("ReplicationStream.open", "FakePublisher.recover", "FakePublisher.produce", "FakePublisher.commit", "")
+MILESTONES = ("ReplicationStream.open", "Publisher.recover", "Publisher.produce", "Publisher.commit", "")
 """How far the successor comes before the sleeper wakes: to the return from this call, or to its end."""
 
 SHALLOW = Build(deep=False)
@@ -49,26 +49,40 @@ def slept(call: int, milestone: str, build: Build, *, silently: bool) -> World:
     return world
 
 
-@pytest.mark.parametrize("silently", [False, True], ids=["cut", "silent"])
+@pytest.mark.parametrize(
+    ("sink", "silently"),
+    [(Build, False), (Build, True), (RedisBuild, True)],
+    ids=["cut", "silent", "silent on redis"],
+)
 @pytest.mark.parametrize("milestone", MILESTONES, ids=lambda name: name.rpartition(".")[2] or "end")
-def test_a_sleeper_wakes_beside_its_successor(milestone: str, *, silently: bool) -> None:
-    build = SHALLOW
+def test_a_sleeper_wakes_beside_its_successor(milestone: str, sink: type[Build], *, silently: bool) -> None:
+    build = sink(deep=False)
     for call in range(lives(build)):
         world = slept(call, milestone, build, silently=silently)
         verdict = world.verdict()
         assert verdict.clean, f"asleep at call {call}: {verdict.findings}"
 
 
-def test_a_sleeper_that_had_something_in_hand_is_fenced() -> None:
-    worlds = [slept(call, "FakePublisher.recover", SHALLOW, silently=True) for call in range(lives(SHALLOW))]
-    failures = [failure for world in worlds for failure in world.processes[0].observer.failures]
-    assert {"Kafka, produce: PRODUCER_FENCED", "Kafka, commit: PRODUCER_FENCED"} <= set(failures)
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (SHALLOW, {"Kafka, produce: PRODUCER_FENCED", "Kafka, commit: PRODUCER_FENCED"}),
+        (
+            RedisBuild(deep=False),
+            {"another instance owns the position '_cdc.shop.position' in Redis, or Redis lost the end of what it had"},
+        ),
+    ],
+    ids=["kafka", "redis"],
+)
+def test_a_sleeper_that_had_something_in_hand_is_fenced(build: Build, said: set[str]) -> None:
+    worlds = [slept(call, "Publisher.recover", build, silently=True) for call in range(lives(build))]
+    assert said <= {failure for world in worlds for failure in world.processes[0].observer.failures}
 
 
 def test_a_standby_waits_for_the_slot_and_takes_over() -> None:
     world = World(TINY, build=SHALLOW)
     first = Actor(world)
-    assert first.until("FakePublisher.recover")
+    assert first.until("Publisher.recover")
     second = Actor(world)
     for _ in range(20):
         first.step()
@@ -94,7 +108,7 @@ def run_at_random(seed: int) -> None:
     """Two to three processes in any order, with naps, lost slots, kills and faults."""
     rng = random.Random(seed)
     plan = {call: rng.choice([Fault.FAIL_AFTER, Fault.HOLD, Fault.RELEASE]) for call in range(300) if rng.random() < 0.02}
-    world = World(random_script(rng), plan, Build(deep=rng.random() < 0.5))
+    world = World(random_script(rng), plan, rng.choice((Build, RedisBuild))(deep=rng.random() < 0.5))
     actors = [Actor(world) for _ in range(rng.choice((2, 2, 3)))]
     for _ in range(rng.randrange(10, 60)):
         actor = rng.choice(actors)

@@ -1,9 +1,9 @@
-"""One deterministic world: a simulated PostgreSQL and Kafka, the real pipeline between them, faults, and the judge.
+"""One deterministic world: a simulated PostgreSQL and a simulated Kafka or Redis, the real pipeline between them, faults, the judge.
 
 Strategy: every call through a port (of the pipeline, and below it of the link and the catalog) passes the gate, which counts
 it and asks the plan what is to happen there. Between two calls nothing changes outside, so a process that dies before a
 call is one that died after the call before. Time is a number that moves only when somebody waits, and the applications'
-script runs by it. The judge sees every moment at which anything can have changed for an onlooker: each Kafka commit and each
+script runs by it. The judge sees every moment at which anything can have changed for an onlooker: each commit in the sink and each
 confirmed LSN.
 
 A process that is killed makes no more calls; the kernel closes its connections. `World.run` starts another one, until
@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 from cdc.audit.judge import Row as JudgedRow
 from cdc.audit.judge import Verdict, Visible, Watch, digest, judge, limit_of
@@ -41,11 +42,17 @@ from cdc.postgres.link import Link
 from cdc.postgres.pgoutput import Insert, Message, Relation
 from cdc.postgres.server import Server
 from cdc.postgres.stream import ReplicationStream
+from cdc.redis.link import Link as RedisLink
+from cdc.redis.publisher import Options, RedisPublisher
 from tests.simulation.fake_kafka import Cluster, FakePublisher, Outcome, Topic, Transaction, Verb
 from tests.simulation.fake_postgres import OUTBOX, FakeCatalog, FakeLink, FakePostgres, OpenTransaction
+from tests.simulation.fake_redis import FakeRedis, FakeRedisLink
 
 NAME, SLOT, PREFIX = "shop", "cdc_shop", "shop.outbox"
 POSITIONS, EVENTS, DEAD = "_cdc.shop.position", "outbox.event.order", "cdc.shop.dead-letter"
+
+STREAMS = 2
+"""Partitions of the events' topic, or streams of each topic."""
 
 LAG_LIMIT_S = 400.0
 """When faults are over, everything must be published within this: more than any timeout of the pipeline and the servers."""
@@ -73,7 +80,7 @@ class Fault(Enum):
     KILL = "the process dies before the call is made"
     FAIL = "the call is not made and raises Retriable"
     FAIL_AFTER = "the call is made and raises Retriable: its answer was lost"
-    HOLD = "the request to Kafka stays on its way when the client has given it up"
+    HOLD = "the request to the sink stays on its way when the client has given it up"
     RELEASE = "held requests arrive, before the call"
     RESTART = "PostgreSQL restarts with what it has on disk, before the call"
 
@@ -87,10 +94,14 @@ CALLS_LIMIT = 20_000
 Answer = TypeVar("Answer")
 
 
-class Gate:
-    """Counts the calls of all processes; `plan` maps a call's number to what happens there."""
+Plan = Mapping[int, "Fault | Action"]
+"""What happens at a call, by its number: a fault, or anything before the call is made."""
 
-    def __init__(self, plan: Mapping[int, Fault]) -> None:
+
+class Gate:
+    """Counts the calls of all processes, and lets the plan happen."""
+
+    def __init__(self, plan: Plan) -> None:
         self.plan = dict(plan)
         self.names: list[str] = []
 
@@ -106,14 +117,17 @@ class Gate:
         assert self.calls < CALLS_LIMIT, f"no end: {self.names[-20:]}"
         if fault is None:
             return call()
+        if not isinstance(fault, Fault):
+            fault(world)
+            return call()
         if fault is Fault.KILL:
             process.kill()
         elif fault is Fault.RESTART:
             world.postgres.restart()
         elif fault is Fault.RELEASE:
-            world.kafka.release()
+            world.sink.release()
         elif fault is Fault.HOLD:
-            world.kafka.hold_next = True
+            world.sink.hold_next = True
         if fault not in (Fault.FAIL, Fault.FAIL_AFTER) or name.endswith(NEVER_RAISES):
             return call()
         if fault is Fault.FAIL_AFTER:
@@ -178,16 +192,60 @@ class Silent:
         pass
 
 
+class Sink(Protocol):
+    """What a world needs of a simulated sink; it tells what becomes visible, at the moment when it does."""
+
+    cluster_id: str
+    hold_next: bool
+    on_commit: Callable[[int, list[Record]], None]
+    on_init: Callable[[int], None]
+
+    def begin(self, position: Position, key: str) -> None: ...
+    def committed(self, topic: str) -> Iterator[tuple[int, int, Record]]: ...
+    def release(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Build:
-    """How a process is made; planted wrong relays replace a part."""
+    """How a process is made, and what it publishes to; planted wrong relays replace a part."""
 
     stream: type[ReplicationStream] = ReplicationStream
     publisher: type[FakePublisher] = FakePublisher
     relay: type[Relay] = Relay
     deep: bool = True
-    """Whether the link and the catalog pass the gate as well."""
+    """Whether links and the catalog pass the gate as well."""
     stop_at_invalid: bool = False
+
+    def sink(self, clock: Callable[[], float]) -> Sink:
+        """Return the servers."""
+        return JudgedCluster(clock)
+
+    def publish(self, process: Process) -> object:
+        """Return a process's publisher."""
+        return self.publisher(process.world.kafka, name=NAME, position_topic=POSITIONS)
+
+
+@dataclass(frozen=True)
+class RedisBuild(Build):
+    """The same on Redis: the real publisher, with a simulated server at the other end of its link."""
+
+    redis: type[RedisPublisher] = RedisPublisher
+    server: type[FakeRedis] = FakeRedis
+    wait_replicas: int = 0
+
+    def sink(self, clock: Callable[[], float]) -> Sink:
+        """See Build."""
+        return self.server()
+
+    def publish(self, process: Process) -> object:
+        """See Build."""
+        options = Options("redis://", streams=STREAMS, maxlen=0, wait_replicas=self.wait_replicas)
+        gate = partial(process.world.gate.pass_, process) if self.deep else pass_by
+
+        def connect() -> RedisLink:
+            return cast("RedisLink", FakeRedisLink(process.world.redis, gate))
+
+        return self.redis(name=NAME, options=options, position_key=POSITIONS, clock=process.world.clock, connect=connect)
 
 
 class Process:
@@ -218,9 +276,8 @@ class Process:
             clock=world.clock,
             wall=world.wall,
         )
-        publisher = build.publisher(world.kafka, name=NAME, position_topic=POSITIONS)
         self.source = cast("Source", Guarded(self, stream))
-        self.publisher = cast("Publisher", Guarded(self, publisher))
+        self.publisher = cast("Publisher", Guarded(self, build.publish(self)))
 
         def relay(position: Position, waiting: Waiting, refused: Mapping[bytes, str]) -> Relay:
             return build.relay(
@@ -280,6 +337,11 @@ def nothing() -> None:
     """Nobody else has a turn."""
 
 
+def pass_by(_name: str, request: Callable[[], Answer]) -> Answer:
+    """Make a request that no fault is meant for."""
+    return request()
+
+
 def is_outbox(relation: Relation) -> bool:
     return (relation.namespace, relation.name) == ("public", "outbox")
 
@@ -297,6 +359,15 @@ class JudgedCluster(Cluster):
         self.hold_next = False
         self.on_commit: Callable[[int, list[Record]], None] = lambda _epoch, _records: None
         self.on_init: Callable[[int], None] = lambda _epoch: None
+
+    def begin(self, position: Position, key: str) -> None:
+        """Make the topics, and commit the first position."""
+        self.create(Topic(key, compacted=True))
+        self.create(Topic(EVENTS, partitions=STREAMS))
+        self.create(Topic(DEAD))
+        epoch = self.init_producer("genesis")
+        self.append("genesis", epoch, Record(key, NAME.encode(), position.to_json(), [], 0, 0))
+        self.end("genesis", epoch, commit=True)
 
     def init_producer(self, producer: str) -> int:
         epoch = super().init_producer(producer)
@@ -320,23 +391,22 @@ Script = Sequence[tuple[float, Action]]
 class World:
     """Both servers, the clock, the applications' script and the judge."""
 
-    def __init__(self, script: Script, plan: Mapping[int, Fault] | None = None, build: Build | None = None) -> None:
+    def __init__(self, script: Script, plan: Plan | None = None, build: Build | None = None) -> None:
         self.now = 0.0
         self.gate = Gate(plan or {})
         self.build = build or Build()
         self.script = sorted(script, key=lambda each: each[0])
         self.postgres = FakePostgres(SLOT, self.wall)
-        self.kafka = JudgedCluster(clock=self.wall)
-        self.kafka.create(Topic(POSITIONS, compacted=True))
-        self.kafka.create(Topic(EVENTS, partitions=2))
-        self.kafka.create(Topic(DEAD))
+        self.sink = self.build.sink(self.wall)
         self.rows: list[JudgedRow] = []
         self.watch = Watch()
         self.position = self._genesis()
         self.processes: list[Process] = []
         self.deadline = LAG_LIMIT_S + (self.script[-1][0] if self.script else 0.0)
-        self.kafka.on_commit = self._committed
-        self.kafka.on_init = self.watch.recovered
+        self.sink.on_commit = self._committed
+        self.sink.on_init = self._recovered
+        if isinstance(self.sink, FakeRedis):
+            self.sink.on_loss = self._lost
         self.postgres.confirming = self._confirmed
         self._act()
 
@@ -371,7 +441,7 @@ class World:
             return True
         if self.script or self.confirmed < self.postgres.end:
             return False
-        self.kafka.release()
+        self.sink.release()
         return self.confirmed >= self.postgres.end
 
     @property
@@ -379,6 +449,18 @@ class World:
         """The slot's confirmed_flush_lsn."""
         assert self.postgres.slot is not None
         return self.postgres.slot.confirmed
+
+    @property
+    def kafka(self) -> JudgedCluster:
+        """The sink, where it is Kafka."""
+        assert isinstance(self.sink, JudgedCluster)
+        return self.sink
+
+    @property
+    def redis(self) -> FakeRedis:
+        """The sink, where it is Redis."""
+        assert isinstance(self.sink, FakeRedis)
+        return self.sink
 
     # what applications do
 
@@ -443,7 +525,7 @@ class World:
         """Return every record that a read_committed consumer sees."""
         seen: list[Visible] = []
         for topic in (EVENTS, DEAD):
-            for partition, offset, record in self.kafka.committed(topic):
+            for partition, offset, record in self.sink.committed(topic):
                 made = visible(Seen(topic, partition, offset, record.key, record.value, record.headers, 0), NAME, "/shop", DEAD)
                 assert made is not None, "only this pipeline writes here"
                 seen.append(made)
@@ -459,19 +541,26 @@ class World:
             timeline_history=self.postgres.history,
             slot=SLOT,
             publication_fingerprint=dataclasses.replace(fingerprint, proved_lsn=self.postgres.end),
-            kafka_cluster_id=self.kafka.cluster_id,
+            kafka_cluster_id=self.sink.cluster_id,
             end_lsn=self.postgres.end,
             commit_time_us=round(self.wall() * 1_000_000),
             witness="none",
             message_prefix=PREFIX,
             existing=Existing("none", "740:740:"),
         )
-        epoch = self.kafka.init_producer("genesis")
-        self.kafka.append("genesis", epoch, Record(POSITIONS, NAME.encode(), position.to_json(), [], 0, 0))
-        self.kafka.end("genesis", epoch, commit=True)
+        self.sink.begin(position, POSITIONS)
         return position
 
-    def _committed(self, epoch: int, records: Sequence[Record]) -> None:
+    def _recovered(self, epoch: int) -> None:
+        self.watch.recovered(epoch)
+
+    def _lost(self) -> None:
+        """The sink went back in time, which ends nobody's promise but its own: what is seen from here on is judged."""
+        verdict, self.watch = self.watch.verdict, Watch()
+        self.watch.verdict = verdict
+        self.position = self.redis.position(POSITIONS)
+
+    def _committed(self, epoch: int, records: list[Record]) -> None:
         places = []
         for record in records:
             if record.topic == POSITIONS:
@@ -516,10 +605,10 @@ class Actor:
         return not self.ended
 
     def until(self, name: str) -> bool:
-        """Let it go on until it is about to return from a call of this name; return whether it came so far."""
+        """Let it go on until it is about to return from a call whose name ends so; return whether it came so far."""
         names = self.process.world.gate.names
         while self.step():
-            if names and names[-1] == name:
+            if names and names[-1].endswith(name):
                 return self.step()
         return False
 
