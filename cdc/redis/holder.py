@@ -18,8 +18,9 @@ import random
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis import exceptions
@@ -37,10 +38,10 @@ FETCH_MAX: Final = 500
 """Entries of one stream in one script."""
 
 FETCH_BYTES: Final = 4 * 1024 * 1024
-"""What one script may bring, about: as many entries as would be so much if they were as large as the last ones."""
+"""What one script brings at most, about."""
 
-ENTRY_BYTES: Final = 100_000
-"""As large as an entry is taken to be before there was one."""
+HELD_BYTES: Final = 32 * 1024 * 1024
+"""When entries of so much are not acknowledged, only streams are read that have none among them: one that waits holds up no other."""
 
 TURN_S: Final = 1.0
 """How often we say that we live, and look for streams that are free or too many."""
@@ -68,13 +69,26 @@ FIRST_S, CAP_S = 0.1, 2.0
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that is ours: where claiming goes on, or `>`; the last entry; how many the group has not read, if Redis can tell."""
+    """A stream that is ours: where claiming goes on, or `>`; the last entry; how many the group has not read, if Redis can tell.
+
+    `brought` is what each script has brought and is not acknowledged, its last offset and its bytes; `held_bytes` is their sum.
+    """
 
     key: str
     at: str = "0-0"
     last: str = "0-0"
     closing: bool = False
     unread: int | None = None
+    brought: deque[tuple[int, int]] = field(default_factory=deque)
+    held_bytes: int = 0
+
+    def bring(self, offset: int, size: int) -> None:
+        self.brought.append((offset, size))
+        self.held_bytes += size
+
+    def done(self, offset: int) -> None:
+        while self.brought and self.brought[0][0] <= offset:
+            self.held_bytes -= self.brought.popleft()[1]
 
 
 class _Silent(Retriable):
@@ -97,7 +111,6 @@ class Holder:
         self._wire: Wire | None = None
         self._token = self._before = ""
         self._epoch = self._attempt = 0
-        self._entry_bytes = ENTRY_BYTES
         self._joined = self._left = self._known = False
         self._turn_at = self._look_at = self._shape_at = 0.0
         self._scripts: dict[str, str] = {}
@@ -182,11 +195,14 @@ class Holder:
             self._shape_at = now + SHAPE_S
             refuse_parts(self._ask, self._group)
         paused = self.paused
-        wanted = [stream for place, stream in self._held.items() if place not in paused and not stream.closing]
+        spare = sum(stream.held_bytes for stream in self._held.values()) < HELD_BYTES
+        wanted = [
+            stream for place, stream in self._held.items() if place not in paused and not stream.closing and (spare or not stream.brought)
+        ]
         room = self._group.prefetch - (self._put - self.taken)
         if not wanted or room <= 0:
             self._obey(FULL_S if self._held else WAIT_MS / 1000)
-        elif not self._fetch(wanted, max(1, min(FETCH_MAX, min(room, FETCH_BYTES // self._entry_bytes) // len(wanted)))):
+        elif not self._fetch(wanted, max(1, min(FETCH_MAX, room // len(wanted)))):
             self._wait(wanted)
 
     def _obey(self, wait_s: float, away: str = "") -> None:
@@ -266,7 +282,7 @@ class Holder:
 
     def _fetch(self, streams: Sequence[_Stream], count: int) -> bool:
         """Read, and return whether there was anything, or may be more."""
-        words = (self._token, self._group.name, self.identity, count, *(stream.at for stream in streams))
+        words = (self._token, self._group.name, self.identity, count, FETCH_BYTES // len(streams), *(stream.at for stream in streams))
         said, *told = self._run(FETCH, (*self._keys, *(stream.key for stream in streams)), *words)
         if said == b"LOST":
             msg = "this member's session was over while it read; it joins again"
@@ -277,7 +293,7 @@ class Holder:
             found = [seen(*self._places[stream.key], *entry) for entry in unpacked(entries)]
             more = more or bool(found) or stream.at != ">"
             if found:
-                self._entry_bytes = len(entries) // len(found)
+                stream.bring(found[-1].offset, len(entries))
             if stream.at == ">":
                 stream.last = id_of(found[-1].offset) if found else stream.last
                 stream.unread = None if stream.unread is None else max(0, stream.unread - len(found))
@@ -301,6 +317,8 @@ class Holder:
             for start in range(0, len(offsets), ACK_MAX):
                 ids = map(id_of, offsets[start : start + ACK_MAX])
                 self._run(ACK, (key,), self._group.name, int(topic in self._group.own), *ids)
+            if (stream := self._held.get((topic, number))) is not None:
+                stream.done(offsets[-1])
 
     def _look_at_lag(self) -> None:
         for stream in self._held.values():

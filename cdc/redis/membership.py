@@ -125,7 +125,7 @@ return 'OK'
 FETCH: Final = (
     ALIVE
     + """
-local token, group, member, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local token, group, member, count, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local function told(flat)
   local pairs = {}
   for i = 1, #flat, 2 do pairs[flat[i]] = flat[i + 1] end
@@ -159,32 +159,52 @@ local function packed(entries)
   end
   return table.concat(parts)
 end
+local function unread(key, at, step)
+  local found = redis.call('XREADGROUP', 'GROUP', group, member, 'COUNT', step, 'STREAMS', key, '>')
+  local entries = found and found[1][2] or {}
+  return entries, '>', #entries < step
+end
+local function claimed(key, at, step)
+  local found = redis.call('XAUTOCLAIM', key, group, member, 0, at, 'COUNT', step)
+  for _, entry in ipairs(found[2]) do
+    if not entry then
+      settle_gone(key)
+      break
+    end
+  end
+  return found[2], found[1], found[1] == '0-0'
+end
+local function read(by, key, at)
+  local parts, bytes, left, ended = {}, 0, count, false
+  while not ended and left > 0 and bytes < most do
+    local entries, step = nil, math.min(left, 16)
+    entries, at, ended = by(key, at, step)
+    parts[#parts + 1] = packed(entries)
+    bytes, left = bytes + #parts[#parts], left - step
+  end
+  return table.concat(parts), at, ended
+end
 if not alive(token) then return {'LOST'} end
 local answer = {'OK'}
 for i = 3, #KEYS do
-  local key, at = KEYS[i], ARGV[i + 2]
+  local key, at = KEYS[i], ARGV[i + 3]
   if redis.call('HGET', KEYS[2], 'lease:' .. key) ~= token then return {'LOST'} end
   if at == '>' then
-    local found = redis.call('XREADGROUP', 'GROUP', group, member, 'COUNT', count, 'STREAMS', key, '>')
-    answer[#answer + 1] = {'>', '', packed(found and found[1][2] or {})}
+    answer[#answer + 1] = {'>', '', (read(unread, key, at))}
   else
-    local claimed = redis.call('XAUTOCLAIM', key, group, member, 0, at, 'COUNT', count)
-    for _, entry in ipairs(claimed[2]) do
-      if not entry then
-        settle_gone(key)
-        break
-      end
-    end
-    local last = claimed[1] == '0-0'
-    answer[#answer + 1] = {last and '>' or claimed[1], last and begun(key) or '', packed(claimed[2])}
+    local entries, next, ended = read(claimed, key, at)
+    answer[#answer + 1] = {ended and '>' or next, ended and begun(key) or '', entries}
   end
 end
 return answer
 """
 )
-"""KEYS: members, leases, our streams. ARGV: token, group, member, most entries of a stream, and for each stream where claiming goes on, or
-`>`. Returns LOST, or OK and for each stream where to go on, the group's last entry when claiming has ended there, and entries (see
-`unpacked`): as one text, because redis-py spends ten times as long on as many texts.
+"""KEYS: members, leases, our streams. ARGV: token, group, member, most entries of a stream, most bytes of one (about), and for each
+stream where claiming goes on, or `>`. Returns LOST, or OK and for each stream where to go on, the group's last entry when claiming has
+ended there, and entries (see `unpacked`): as one text, because redis-py spends ten times as long on as many texts.
+
+Nobody knows how large an entry is before it is read, so they are read a few at a time, until there are enough bytes: what is too much are
+those few at most, whatever the entries before them were like.
 
 Redis 6.2 leaves entries on the list that were deleted since, where trimming would wait for them for ever: `settle_gone` takes them off.
 

@@ -12,6 +12,7 @@ import pytest
 
 from cdc.consumer import Event, Retry
 from cdc.devstack.redis import RedisServer
+from cdc.redis.holder import FETCH_BYTES, HELD_BYTES
 from tests.consumers import RedisLine, consuming, event, redis_line, write_effect
 from tests.integration.test_redis_consumer import Watching, numbers
 from tests.streams import new_redis
@@ -110,3 +111,35 @@ def test_what_somebody_else_writes_neither_stops_a_stream_nor_its_reader(
         wait_for(lambda: shop.committed() == len(strange) + 1, what="nothing is left")
     with shop.client as client:
         assert client.xlen(f"cdc.{shop.name}.dead-letter") == len(strange)
+
+
+def test_entries_that_are_suddenly_large_are_read_a_few_at_a_time(own: RedisLine) -> None:
+    """Small ones before them promise nothing: neither a script nor a member takes more bytes than they may."""
+    own.make_topic()
+    held, entered = threading.Event(), threading.Event()
+    consumer = own.consumer()
+
+    @consumer.on("Thing")
+    def write(event: Event, connection: psycopg.Connection[Any]) -> None:
+        entered.set()
+        assert held.wait(30)
+        write_effect(event, connection)
+
+    large = 1024 * 1024
+    own.publish(*[event(n) for n in range(100)])
+    for n in range(100, 170):
+        own.publish(event(n, padding="x" * large))
+    with consuming(consumer), own.client as client:
+        assert entered.wait(30)
+
+        def taken() -> int:
+            """Bytes that the member has, about."""
+            return (int(client.xpending(own.stream(), own.name)["pending"]) - 100) * large
+
+        wait_for(lambda: taken() >= HELD_BYTES, what="it takes what it may")
+        key = f"cdc.{own.name}.members"
+        [(_, lives)] = client.zrange(key, 0, -1, withscores=True)
+        wait_for(lambda: client.zrange(key, 0, -1, withscores=True)[0][1] > lives + 1000, what="it had time to take more")
+        assert taken() <= HELD_BYTES + FETCH_BYTES + 16 * large
+        held.set()
+        own.wait_effects(range(170))
