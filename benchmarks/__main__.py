@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks import growth, latency, profile, quick, report, sinks
+from benchmarks import growth, inbox, latency, profile, quick, report, sinks
 from benchmarks.machine import where
 from benchmarks.peers.peer import Peer
 from benchmarks.versus import LARGE_PEERS, PEERS, SINGLE_PEERS, Backlog, tell, versus
@@ -26,7 +26,7 @@ PER_TRANSACTION = 100
 SINGLE_SHARE = 15
 """The backlog of single-row transactions is so many times smaller."""
 
-SELECTIONS = ("backlog", "single", "latency", "profile", "sinks", "growth")
+SELECTIONS = ("backlog", "single", "latency", "profile", "sinks", "inbox", "growth")
 
 
 def main() -> int:
@@ -92,6 +92,7 @@ def _measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "latency": lambda: latency.compare(options.peers, options.seconds, tell),
         "profile": lambda: profile.measured(max(1_000, round(profile.ROWS * min(scale, 1)))),
         "sinks": lambda: sinks.measured(max(10_000, round(sinks.ROWS * min(scale, 1))), options.repeat or 3, options.seconds, tell),
+        "inbox": lambda: inbox.measured(max(10_000, round(inbox.RECORDS * min(scale, 1))), options.repeat or 3, tell),
         "growth": lambda: growth.grow(options.curves, scale, tell),
     }
     found, place = {}, where()

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks import plots, sinks
+from benchmarks import inbox, plots, sinks
 from benchmarks.peers.debezium import LATENCY, THROUGHPUT
 
 ROOT = Path(__file__).parent.parent
@@ -160,7 +160,15 @@ def _profile(document: Document) -> str:
     return _table(["µs of CPU for each event", *kinds.values()], rows)
 
 
-_TABLES = {"backlog": _backlog, "single": _backlog, "latency": _latency, "profile": _profile, "sinks": sinks.table, "growth": _growth}
+_TABLES = {
+    "backlog": _backlog,
+    "single": _backlog,
+    "latency": _latency,
+    "profile": _profile,
+    "sinks": sinks.table,
+    "inbox": inbox.table,
+    "growth": _growth,
+}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
