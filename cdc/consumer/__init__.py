@@ -31,8 +31,11 @@ WHAT A HANDLER MAY DO
     raise anything          everything is rolled back; the record is tried again, and parked after the last attempt
     raise Unprocessable     parked at once
     raise TryAgain(30)      tried again in 30 s
-    append to an outbox     on the given connection: consume, effect and emit are one commit
+    append to an outbox     by `cdc.outbox.append(connection, new_event)`: consume, effect and emit are one commit
     call something outside  with `event.idempotency_key`, which is the same in every attempt
+
+WHERE PARKED EVENTS ARE: in the topic cdc.NAME.dead-letter, each with its reason. `cdc dead-letters list --consumer NAME` shows them; when
+what was wrong is mended, `cdc dead-letters redrive ID --consumer NAME` gives them to this consumer again.
 
 WHAT HANDLERS NEED BESIDES: `http = resource(lambda: httpx.Client(timeout=5))`
     whatever a context manager gives, synchronous or not: opened when `run` begins, closed when it ends; `http()` is the open client
@@ -59,8 +62,11 @@ DECLARING: `on(type, ..)`
     "*" as type      takes every event
 
 SETTINGS: `Consumer(name, ..)`
-    topics=          names, or {name: priority} with critical, high, default, low; `shares` and `worker_limits` by priority
+    topics=          names, or {name: priority} with critical, high, default, low. Under full load of all they share the workers' time
+                     8 : 4 : 2 : 1, or as shares={"low": 3, ..} says; worker_limits={"low": 1} is how many workers one may hold at once
     kafka=           librdkafka's properties; offsets, isolation and the group are ours
+    postgres=        a connection string; schemas= your copy of the schema folder, without which values stay bytes (JSON is read by its
+                     content-type)
     redis=           in place of it, to read from Redis Streams: {"url": ..}, and as in the pipeline's settings sentinel and streams;
                      session_s is how long a member may be silent before others take its streams (15), start="end" lets a new group
                      leave out what is there
@@ -73,8 +79,9 @@ SETTINGS: `Consumer(name, ..)`
     retention=       how long markers are kept (30 days); warned of when a topic holds events longer, together with
                      replay=, how far back beyond that you promise to take events that come again
     batch=           records in one database transaction, 1 by default; tried one by one when that fails
-    workers=         threads; at most one job for each partition. processes= is for handlers' compute
-    in_flight=       records in memory, rate= records a second
+    workers=         threads (4), of which one works for a partition at a time. processes= is how many processes handlers' compute has
+    in_flight=       records in memory (2,000): partitions that have more are paused. rate= is records a second, without a limit by default
+    retry=           of all handlers that have none of their own: Retry(), which waits 10, 30, 90 and 270 s and parks after 5 attempts
     retry_topics=    True: failed records wait in topics of their own and let later ones pass; False (default): they keep the order
     after_parked=    "flag": later events of a parked event's key go on, and it is told `newer_applied` when it comes back;
                      "block": they are parked behind it

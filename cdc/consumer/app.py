@@ -77,14 +77,14 @@ class Consumer:
         instance: str | None = None,
         postgres: str | None = None,
         schemas: str | Path | Registry | None = None,
-        inbox: str = Inbox.EVENTS,
+        inbox: str = "events",
         retention: timedelta | None = timedelta(days=30),
         replay: timedelta = timedelta(0),
         retry: Retry | None = None,
         retry_topics: bool = False,
         dead_letter_topic: str | None = None,
         unparkable: str = "stop",
-        after_parked: str = Policy.FLAG,
+        after_parked: str = "flag",
         create: Create | None = None,
         batch: int = 1,
         workers: int = 4,
@@ -161,7 +161,7 @@ class Consumer:
         self._dependencies[name] = _Dependency(lambda: kind(failures, open_s, probes), errors)
 
     def resource(self, make: Callable[[], AbstractContextManager[Thing] | AbstractAsyncContextManager[Thing]]) -> Resource[Thing]:
-        """Declare what handlers need, by what makes its context manager; it is open while the consumer runs (see `resources`)."""
+        """Declare what handlers need, by what makes its context manager; it is open while the consumer runs, and calling it gives it."""
         self._resources.append(Resource(make))
         return self._resources[-1]
 
