@@ -13,7 +13,15 @@ from cdc.observe.consumers import CONSUMER_METRICS, LIVE_WITHIN_S, ConsumerMetri
 
 CANARY = "canary-5d1c"
 
-RECORD = Seen("orders", 2, 7, CANARY.encode(), CANARY.encode(), [("ce_id", b"id-1"), ("ce_type", b"T"), ("own", CANARY.encode())], 0)
+RECORD = Seen(
+    "orders",
+    2,
+    7,
+    CANARY.encode(),
+    CANARY.encode(),
+    [("ce_id", b"id-1"), ("ce_type", b"T"), ("correlationid", b"c-1"), ("own", CANARY.encode())],
+    0,
+)
 
 
 def watched(clock: list[float]) -> ConsumerMetrics:
@@ -52,7 +60,19 @@ def test_everything_is_counted_by_name_and_nothing_tells_data(caplog: pytest.Log
     assert values["cdc_consumer_breaker_open", "mail", "shop"] == 0.5
     assert CANARY not in text
     assert CANARY not in caplog.text
-    assert "id-1" in caplog.text
+    [line] = [each for each in caplog.messages if "failed" in each]
+    for said in (
+        "shop",
+        "id=id-1",
+        "type=T",
+        "correlation=c-1",
+        "topic=orders",
+        "partition=2",
+        "offset=7",
+        "error=ValueError",
+        "handler=h",
+    ):
+        assert said in line.replace(":", " ").split(), (said, line)
 
 
 def test_a_stopped_partition_is_not_ready_and_one_that_hangs_is_not_live() -> None:
