@@ -39,6 +39,13 @@ exec "$BINDIR/erlexec" "$@"
 """
 
 
+ALARMS = {
+    "memory": ("set_vm_memory_high_watermark", "0.00001", "0.4"),
+    "disk": ("set_disk_free_limit", "1000GB", "50MB"),
+}
+"""What sets off an alarm, and ends it."""
+
+
 class RabbitBroker(Server):
     """One broker; `unpacked` is where Debian's packages of it and of Erlang lie."""
 
@@ -93,13 +100,14 @@ class RabbitBroker(Server):
         return done.stdout
 
     @contextlib.contextmanager
-    def alarm(self) -> Iterator[None]:
-        """Let it be out of memory for a while: it takes no messages then."""
-        self.control("set_vm_memory_high_watermark", "0.00001")
+    def alarm(self, resource: str = "memory") -> Iterator[None]:
+        """Let it be out of memory, or of disk, for a while: it takes no messages then."""
+        setting, low, usual = ALARMS[resource]
+        self.control(setting, low)
         try:
             yield
         finally:
-            self.control("set_vm_memory_high_watermark", "0.4")
+            self.control(setting, usual)
 
     @property
     def _erlang(self) -> Path:

@@ -53,16 +53,21 @@ class RabbitLetters:
         """Nothing stays open."""
 
     def fence(self, waiting: Waiting) -> None:
-        """Take the lock; raises Retriable while another redrive of these letters has it."""
+        """Take the lock; raises Retriable while another redrive of these letters has it, or in an alarm."""
         self.close()
-        self._link = self._new_link()
-        self._link.open(waiting)
+        self._link = link = self._new_link()
+        link.open(waiting)
         try:
-            self._link.ask(_lock(f"{self._topic}.redrive"), waiting, f"locking {self._topic!r}")
+            link.ask(_lock(f"{self._topic}.redrive"), waiting, f"locking {self._topic!r}")
         except Retriable as error:
             if str(RESOURCE_LOCKED) not in error.what:
                 raise
             raise Retriable(f"another redrive of {self._topic!r} is under way") from None
+        link.question()
+        link.wait(lambda: bool(link.blocked) or not link.outstanding, waiting, "asking whether it takes messages")
+        if link.outstanding:
+            raise Retriable(f"RabbitMQ takes no messages for now: {link.blocked}")
+        link.returned.clear()
 
     def require(self, topics: Sequence[str], waiting: Waiting) -> None:
         """See that the queues are there; raises SinkRefused."""

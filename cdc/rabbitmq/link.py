@@ -59,6 +59,10 @@ class Message(NamedTuple):
     properties: pika.BasicProperties
 
 
+QUESTION = Message("", "cdc.question", b"", pika.BasicProperties())
+"""A message for a queue that nobody has; it comes back, and is confirmed, when the broker takes messages."""
+
+
 class Delivery(NamedTuple):
     """A message that the broker delivered to our one consumer."""
 
@@ -125,6 +129,13 @@ class Link:
         """Hand over what `make` makes messages of, in order; it is called in the link's thread."""
         self._handed += len(items)
         self.do(lambda: self._publish(map(make, items)))
+
+    def question(self) -> None:
+        """Publish what no queue takes, and what is confirmed when the broker takes messages.
+
+        Twice, because in an alarm it takes the first message of a connection before it blocks that.
+        """
+        self.publish([QUESTION, QUESTION], lambda message: message)
 
     def send(self, items: Sequence[Item], frames: Callable[[Item], bytes]) -> None:
         """Hand over what `frames` makes whole messages of, as bytes; it is called in the link's thread."""

@@ -35,9 +35,6 @@ LIMIT_BYTES: Final = 128 * 1024 * 1024
 
 WAITING = ".wait"
 
-QUESTION: Final = Message("", "cdc.question", b"", BasicProperties())
-"""A message for a queue that nobody has; it comes back, and is confirmed, when the broker takes messages."""
-
 SPARE_BYTES: Final = 300
 """Room for the message id that a record gets here."""
 
@@ -153,7 +150,7 @@ class RabbitMover:
     def _ready(self) -> Link:
         """Return a link on which the broker takes messages."""
         link = self._linked()
-        link.publish([QUESTION], lambda message: message)
+        link.question()
         self._wait(link, "asking whether it takes messages")
         link.returned.clear()
         return link

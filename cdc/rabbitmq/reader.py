@@ -203,7 +203,7 @@ class RabbitReader:
         link = self._linked(waiting)
         link.publish([Message("", stream, b"", BasicProperties(message_id=marker, type=MARKER, delivery_mode=2))], lambda message: message)
         link.wait(lambda: bool(link.blocked) or not link.outstanding, waiting, f"looking for the end of stream {stream!r}")
-        if link.blocked:
+        if link.outstanding:
             self.close()  # which takes the marker along
             msg = f"RabbitMQ takes no messages for now ({link.blocked}), and without one it tells no stream's end"
             raise Retriable(msg, "see what it says of memory and disk: rabbitmq-diagnostics alarms")

@@ -231,8 +231,12 @@ def test_what_a_consumer_parked_is_redriven_for_it_alone(rabbit: RabbitPipeline)
 
 
 @pytest.mark.soak
-def test_a_broker_that_is_restarted_and_one_without_memory_are_waited_for(shop: RabbitLine, rabbit_broker: RabbitBroker) -> None:
-    consumer = shop.consumer(in_flight=50, retry=QUICK)
+@pytest.mark.parametrize("resource", ["memory", "disk"])
+def test_a_broker_that_is_restarted_and_one_with_an_alarm_are_waited_for(
+    shop: RabbitLine, rabbit_broker: RabbitBroker, resource: str
+) -> None:
+    said: list[str] = []
+    consumer = shop.consumer(in_flight=50, retry=QUICK, observer=shop.listening(said))
     refused: list[int] = []
 
     @consumer.on("Thing")
@@ -251,12 +255,31 @@ def test_a_broker_that_is_restarted_and_one_without_memory_are_waited_for(shop: 
             stop()
             rabbit_broker.start()
         seen = len(shop.effects())
-        with rabbit_broker.alarm():
+        with rabbit_broker.alarm(resource):
             wait_for(partial(more_than, shop, seen + 20), 60, "reading goes on")
             wait_for(lambda: 2 in refused, 60, "the last attempt, in the alarm: the letter waits")
+            wait_for(lambda: any(f"low on {resource}" in each for each in said), 60, "which is said")
         wait_for(shop.dead_letters, 60, "it is parked")
         shop.wait_effects([*range(200), 201], 60)
     assert shop.left() == 0
+    assert (len(shop.dead_letters()), shop.all_letters()[1]) == (1, 0)
+
+
+@pytest.mark.soak
+def test_who_dies_in_an_alarm_leaves_no_letter_in_its_connection(shop: RabbitLine, rabbit_broker: RabbitBroker) -> None:
+    shop.consumer()  # makes the tables
+    arguments = (shop.name, shop.sink, shop.dsn, shop.schemas)
+    shop.publish(event(2))
+    with rabbit_broker.alarm():
+        child = running(made, *arguments)
+        wait_for(lambda: "blocked" in rabbit_broker.control("list_connections", "state"), 60, "it has asked, and waits")
+        child.kill()
+    with consuming(made(*arguments)):
+        wait_for(shop.dead_letters, 60, "it is parked")
+        shop.publish(event(3))
+        shop.wait_effects([3])
+    assert shop.left() == 0
+    assert (len(shop.dead_letters()), shop.all_letters()[1]) == (1, 0)
 
 
 def more_than(shop: RabbitLine, number: int) -> bool:
