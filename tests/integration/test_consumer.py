@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from cdc.consumer import Consumer, Event, Retry, Unprocessable, desk, inbox
 from cdc.consumer.console import places
+from cdc.consumer.ports import Log
 from cdc.errors import SinkRefused
+from cdc.kafka.consuming import FETCH
 from cdc.testing.windows import Window, killed_at
 from tests.consumers import CREATE, Line, consuming, event, letters, line, rabbit_line, redis_line, write_effect
 from tests.pipeline import consume
@@ -50,6 +53,30 @@ def test_each_event_once_in_order_and_offsets_behind(anywhere: Line) -> None:
         shop.wait_effects(range(100))
         wait_for(lambda: shop.committed() == 150, what="the offset follows")
     assert shop.execute("SELECT count(*) FROM processed_events") == [(100,)]
+
+
+def test_a_partition_with_more_than_may_be_in_flight_is_paused_and_goes_on(shop: Line) -> None:
+    shop.make_topic()
+    held, most = threading.Event(), [0]
+
+    class Pending(Log):
+        def turned(self, consumer: str, state: Mapping[str, Any]) -> None:
+            most[0] = max(most[0], state["pending"])
+
+    consumer = shop.consumer(batch=100, in_flight=300, observer=Pending())
+
+    @consumer.on("Thing", many=True)
+    def write(events: list[Event], connection: psycopg.Connection[Any]) -> None:
+        connection.execute("INSERT INTO effects SELECT '', n FROM unnest(%s::int[]) n", ([each.value["n"] for each in events],))
+        assert held.wait(60)
+
+    shop.publish(*[event(n) for n in range(2_000)])
+    with consuming(consumer):
+        wait_for(lambda: most[0] >= 300, what="it has as much as it may have")
+        held.set()
+        wait_for(lambda: shop.committed() == 2_000, 60, "all is through")
+    assert sorted(shop.effects()) == list(range(2_000))
+    assert most[0] <= 300 + FETCH, "what one look brings may come on top"
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "list"])
