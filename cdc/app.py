@@ -220,6 +220,8 @@ def command_publisher(settings: Settings, command: str) -> KafkaPublisher:
 
 def redrive_publisher(settings: Settings) -> RedrivePublisher:
     """Return who publishes what the pipeline's dead letters become."""
+    if settings.redis is not None:
+        return redis_letters(settings, settings.redis, "redrive", settings.topics.dead_letter, settings.redis.streams)
     if settings.rabbitmq is not None:
         return rabbit_letters(settings, settings.rabbitmq, "redrive", settings.topics.dead_letter, ())
     return command_publisher(settings, "redrive")
@@ -229,7 +231,7 @@ def letters_publisher(settings: Settings, names: Names) -> LettersPublisher:
     """Return who gives a consumer what it has parked."""
     command = f"redrive-{names.consumer}"
     if settings.redis is not None:
-        return redis_letters(settings, settings.redis, command, names.dead_letter)
+        return redis_letters(settings, settings.redis, command, names.dead_letter, 1)
     if settings.rabbitmq is not None:
         return rabbit_letters(settings, settings.rabbitmq, command, names.dead_letter, [names.redriven])
     return command_publisher(settings, command)

@@ -11,7 +11,6 @@ from cdc.errors import ConfigurationError
 from cdc.pipeline.ports import Reader
 
 if TYPE_CHECKING:
-    from cdc.audit.consumer_letters import LettersPublisher
     from cdc.audit.offsets import Groups
     from cdc.audit.redrive import RedrivePublisher
     from cdc.rabbitmq.publisher import RabbitPublisher
@@ -52,12 +51,12 @@ def redis_groups(settings: Settings, redis: RedisSettings) -> Groups:
     return RedisGroups(reader, url=redis.url.get_secret_value(), name=settings.name, sentinel=redis.sentinel)
 
 
-def redis_letters(settings: Settings, redis: RedisSettings, command: str, topic: str) -> LettersPublisher:
-    """Return who gives a consumer what it has parked in a stream."""
-    with _extra("redis", "redis"):
-        from cdc.redis.letters import RedisLetters  # noqa: PLC0415 - an extra
-    name = f"{settings.name}-{command}"
-    return RedisLetters(url=redis.url.get_secret_value(), name=name, sentinel=redis.sentinel, topic=topic)
+def redis_letters(settings: Settings, redis: RedisSettings, command: str, topic: str, streams: int) -> RedrivePublisher:
+    """Return who publishes what dead letters become; their topic and the events' have this number of streams."""
+    publisher = redis_publisher(settings, redis)
+    from cdc.redis.letters import RedisLetters  # noqa: PLC0415 - an extra, which is there
+
+    return RedisLetters(publisher, name=f"{settings.name}-{command}", topic=topic, streams=streams)
 
 
 def rabbit_publisher(settings: Settings, rabbitmq: RabbitSettings) -> RabbitPublisher:

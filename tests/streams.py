@@ -68,7 +68,8 @@ class RedisPipeline(Pipeline):
 def _event(topic: str, number: int, place: int, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event:
     named = {name.decode(): value for name, value in fields.items()}
     headers = {name: value for name, value in named.items() if name not in OWN}
-    return Event(topic, number, place, named.get("key"), named.get("data"), headers, int(named["timestamp"]))
+    timestamp_ms = int(named.get("timestamp") or entry_id.partition(b"-")[0])
+    return Event(topic, number, place, named.get("key"), named.get("data"), headers, timestamp_ms)
 
 
 def new_redis(folder: Path | None = None, *, settings: Mapping[str, str] | None = None, watches: RedisServer | None = None) -> RedisServer:

@@ -19,6 +19,8 @@ from cdc.errors import CdcError, ConfigurationError, Fenced, InvalidEvent, Poiso
 from cdc.event import Record
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.redis import publisher
+from cdc.redis.entry import number_of
+from cdc.redis.letters import RedisLetters
 from cdc.redis.publisher import FULL_BYTES, Options, RedisPublisher
 from cdc.redis.reader import RedisReader
 from cdc.resilience.call import nobody_waits
@@ -315,3 +317,32 @@ def test_who_may_not_come_in_is_told_so_without_the_password(make: Make, redis_s
     found = refused_with(world.publisher(url="http://127.0.0.1:1/0"))
     assert isinstance(found, ConfigurationError)
     world.client.acl_deluser("cdc")
+
+
+def test_of_two_redrives_at_once_one_begins_anew(make: Make) -> None:
+    world = make(streams=2)
+    topic = f"{world.name}.letters"
+    world.commit(100, b"letter", topic=topic)
+
+    def redrive(**options: object) -> RedisLetters:
+        return RedisLetters(world.publisher(**options), name=f"{world.name}-redrive", topic=topic, streams=2)
+
+    def publish(by: RedisLetters, value: bytes) -> None:
+        assert by.route(world.topic, nobody_waits).partitions == 2
+        by.produce([record(world.topic, value), record(topic, b"closed " + value)], nobody_waits)
+        by.commit(None, nobody_waits)
+
+    first, second, small = redrive(), redrive(), redrive(transaction_max_bytes=100_000)
+    with contextlib.closing(first), contextlib.closing(second), contextlib.closing(small):
+        first.fence(nobody_waits)
+        second.fence(nobody_waits)
+        publish(first, b"1")
+        with pytest.raises(Retriable, match="have changed"):
+            publish(second, b"2")
+        second.fence(nobody_waits)
+        publish(second, b"3")
+        with pytest.raises(SinkRefused, match="redrive in parts"):
+            publish(small, b"x" * 100_000)
+    number = number_of(b"k", 2)
+    assert world.values(f"{world.topic}:{number}") == [b"1", b"3"]
+    assert world.values(f"{topic}:{number}") == [b"letter", b"closed 1", b"closed 3"]
