@@ -266,6 +266,27 @@ def test_a_broker_that_is_restarted_and_one_with_an_alarm_are_waited_for(
 
 
 @pytest.mark.soak
+def test_what_waits_for_its_time_outlives_the_broker(shop: RabbitLine, rabbit_broker: RabbitBroker) -> None:
+    consumer = shop.consumer(retry=Retry.listed(3.0, 0.1), retry_topics=True)
+    calls: list[tuple[int, int]] = []
+
+    @consumer.on("Thing")
+    def handle(each: Event, connection: psycopg.Connection[Any]) -> None:
+        calls.append((each.value["n"], each.attempt))
+        if each.value["n"] == 0 and each.attempt == 1:
+            raise ConnectionError
+        write_effect(each, connection)
+
+    shop.publish(event(0), event(1))
+    with consuming(consumer):
+        shop.wait_effects([1])
+        rabbit_broker.restart()
+        shop.wait_effects([1, 0], 60)
+    assert calls.count((0, 2)) == 1
+    assert shop.left() == 0
+
+
+@pytest.mark.soak
 def test_who_dies_in_an_alarm_leaves_no_letter_in_its_connection(shop: RabbitLine, rabbit_broker: RabbitBroker) -> None:
     shop.consumer()  # makes the tables
     arguments = (shop.name, shop.sink, shop.dsn, shop.schemas)
