@@ -42,6 +42,7 @@ class Frames:
         self._queues = queues
         self._methods: dict[str, bytes] = {}
         self._names: dict[str, bytes] = {}
+        self._texts: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Frames for {self._exchange or 'queues'}>"
@@ -64,20 +65,13 @@ class Frames:
 
     def _header(self, record: Record, size: int) -> bytes:
         _, key, _, listed, timestamp_ms, _ = record
-        headers, names = dict(listed), self._names
+        headers = dict(listed)
         content_type = headers.pop("content-type", None)
         if "cdc.row" in headers and sum(len(value or b"") for _, value in listed) > HEADERS_BYTES:
             del headers["cdc.row"]
         if key is not None:
             headers[KEY] = key
-        table = []
-        for name, value in headers.items():
-            table.append(names.get(name) or self._name(name))
-            table.append(b"V" if value is None else b"%c%b%b" % (_text(value), UINT32(len(value)), value))
-        if timestamp_ms:
-            table.append(names.get(TIMESTAMP) or self._name(TIMESTAMP))
-            table.append(LONG(b"l", timestamp_ms) if timestamp_ms >= INT_MAX else INT(b"I", timestamp_ms))
-        packed, flags = b"".join(table), HEADERS | DELIVERY_MODE
+        packed, flags = self._table(headers, timestamp_ms), HEADERS | DELIVERY_MODE
         before = correlation = identity = sent = kind = b""
         if short := _short(content_type):
             before, flags = short, flags | CONTENT_TYPE
@@ -92,6 +86,21 @@ class Frames:
         head = CONTENT(60, 0, size, flags)
         return b"".join((head, before, UINT32(len(packed)), packed, PERSISTENT, correlation, identity, sent, kind))
 
+    def _table(self, headers: dict[str, bytes | None], timestamp_ms: int) -> bytes:
+        """Return headers as a field table, without its length."""
+        names, texts = self._names, self._texts
+        table: list[bytes] = []
+        for name, value in headers.items():
+            if value is not None and value.isascii():  # nearly all
+                table += (texts.get(name) or self._text(name), UINT32(len(value)), value)
+            else:
+                table.append(names.get(name) or self._name(name))
+                table.append(b"V" if value is None else b"%c%b%b" % (_text(value), UINT32(len(value)), value))
+        if timestamp_ms:
+            table.append(names.get(TIMESTAMP) or self._name(TIMESTAMP))
+            table.append(LONG(b"l", timestamp_ms) if timestamp_ms >= INT_MAX else INT(b"I", timestamp_ms))
+        return b"".join(table)
+
     def _method(self, topic: str) -> bytes:
         exchange, key = b"" if topic in self._queues else self._exchange.encode(), topic.encode()
         payload = b"%b%c%b%c%b%b" % (PUBLISH, len(exchange), exchange, len(key), key, MANDATORY)
@@ -104,6 +113,11 @@ class Frames:
             why = f"a header's name has {len(encoded)} bytes, AMQP takes {SHORT_BYTES}"
             raise Poisoned(why, "name it shorter", why=why)
         self._names[name] = made = b"%c%b" % (len(encoded), encoded)
+        return made
+
+    def _text(self, name: str) -> bytes:
+        """Return a name with the type of a text behind it."""
+        self._texts[name] = made = self._name(name) + b"S"
         return made
 
 
