@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pika
 import pytest
@@ -15,8 +16,11 @@ from cdc.event import Record
 from cdc.position import Existing, Fingerprint, Lsn, Position
 from cdc.rabbitmq import positions
 from cdc.rabbitmq import publisher as module
+from cdc.rabbitmq.letters import RabbitLetters
 from cdc.rabbitmq.publisher import RabbitPublisher
+from cdc.rabbitmq.reader import RabbitReader
 from cdc.resilience.call import nobody_waits
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.packages]
 
@@ -137,6 +141,34 @@ def test_a_commit_waits_for_every_confirm_and_a_key_that_nobody_takes_moves_no_p
     publisher.commit(position(3), nobody_waits)
     publisher.drop()
     assert waits(publisher) == position(3)
+
+
+def test_one_redrive_at_a_time_closes_letters_only_behind_their_events(make: Make, rabbit_broker: RabbitBroker, unique: str) -> None:
+    make()
+    letters = f"{unique}.dead"
+    first, second = (RabbitLetters(url=rabbit_broker.url, name="redrive", exchange=unique, topic=letters) for _ in range(2))
+    with contextlib.closing(first), contextlib.closing(second):
+        first.fence(nobody_waits)
+        with pytest.raises(Retriable, match="another redrive"):
+            second.fence(nobody_waits)
+        first.require([letters], nobody_waits)
+        first.produce([record("nobody.home"), record(letters, b"closed")], nobody_waits)
+        with pytest.raises(SinkRefused, match="no letter was closed"):
+            first.commit(None, nobody_waits)
+        first.close()
+        wait_for(partial(fenced, second), what="the lock is free when its owner hangs up")
+        second.produce([record(letters, b"closed")], nobody_waits)
+        second.commit(None, nobody_waits)
+    reader = RabbitReader(url=rabbit_broker.url, name="tests", dead_letter=letters, audit=None)
+    with contextlib.closing(reader):
+        assert [seen.value for seen in reader.read([letters])] == [b"closed"]
+
+
+def fenced(letters: RabbitLetters) -> bool:
+    with contextlib.suppress(Retriable):
+        letters.fence(nobody_waits)
+        return True
+    return False
 
 
 def test_what_is_missing_or_of_another_kind_is_refused(make: Make, rabbit_broker: RabbitBroker, unique: str) -> None:
