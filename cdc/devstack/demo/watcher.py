@@ -53,7 +53,7 @@ class Watcher:
         return len(self.records)
 
     def interrupted(self) -> None:
-        """Leave out what is committed from now on until a later record comes: nobody is there to publish it."""
+        """Leave out what comes from now on, until a record comes that was committed later: what lies between waits for a new process."""
         if self._interrupted_ms is None:
             self._interrupted_ms = time.time() * 1000
 
@@ -79,7 +79,7 @@ class Watcher:
         now_ms, self.last_at = time.time() * 1000, time.monotonic()
         if self._interrupted_ms is not None and committed_ms > self._interrupted_ms:
             self._resumed_ms, self._interrupted_ms = now_ms, None
-        if committed_ms > self._resumed_ms or (self._interrupted_ms is not None and committed_ms <= self._interrupted_ms):
+        if self._interrupted_ms is None and committed_ms > self._resumed_ms:
             self._latencies_ms.append(max(0.0, now_ms - committed_ms))
 
     def _leave(self) -> None:
