@@ -15,8 +15,11 @@ from cdc.redis.link import Link, Waiting
 from cdc.redis.scripts import told
 from cdc.resilience.call import nobody_waits
 
-FETCH = 500
-"""Entries that one answer holds."""
+FETCH_MAX = 500
+"""Entries that one answer holds at most."""
+
+FETCH_BYTES = 8 * 1024 * 1024
+"""What one answer holds, about: as many entries as would be so much if they were as large as those before them."""
 
 BLOCK_MS = 100
 """Longest time without a call of `waiting`."""
@@ -33,6 +36,7 @@ class RedisReader:
         self._made: Callable[[], Link] = lambda: Link(url, f"{name}-reader", sentinel)
         self._position = position_key
         self._link: Link | None = None
+        self._count = FETCH_MAX // 10
 
     def __repr__(self) -> str:
         return f"<RedisReader {self._position}>"
@@ -77,9 +81,10 @@ class RedisReader:
         at = {place: min(since if starts is None else starts[place], ends[place]) for place in places}
         for place in places:
             while at[place] < ends[place]:
+                count = self._count
                 found = self._range(place, known, at[place], ends[place], waiting)
                 yield from (each for each in found if since_ms is None or each.timestamp_ms >= since_ms)
-                at[place] = found[-1].offset + 1 if len(found) == FETCH else ends[place]
+                at[place] = found[-1].offset + 1 if len(found) == count else ends[place]
         while follow:
             for each in self._next(at, known, waiting):
                 at[each.topic, each.partition] = each.offset + 1
@@ -133,13 +138,20 @@ class RedisReader:
 
     def _range(self, place: Place, known: Mapping[str, int], start: int, end: int, waiting: Waiting) -> list[Seen]:
         stream = stream_of(*place, known[place[0]])
-        words = ("XRANGE", stream, id_of(start), id_of(end - 1), "COUNT", FETCH)
-        return [seen(*place, *each) for each in self._linked().call(*words, waiting=waiting, doing="reading records")]
+        words = ("XRANGE", stream, id_of(start), id_of(end - 1), "COUNT", self._count)
+        return self._read([seen(*place, *each) for each in self._linked().call(*words, waiting=waiting, doing="reading records")])
 
     def _next(self, at: Mapping[Place, int], known: Mapping[str, int], waiting: Waiting) -> list[Seen]:
         """Return what has come to the streams, after a short wait if nothing has."""
         places = {stream_of(*place, known[place[0]]).encode(): place for place in at}
         after = [id_of(offset - 1) if offset else "0" for offset in at.values()]
-        words = ("XREAD", "COUNT", FETCH, "BLOCK", BLOCK_MS, "STREAMS", *places, *after)
+        words = ("XREAD", "COUNT", self._count, "BLOCK", BLOCK_MS, "STREAMS", *places, *after)
         found = self._linked().call(*words, waiting=waiting, doing="reading records")
-        return [seen(*places[stream], *each) for stream, entries in found or () for each in entries]
+        return self._read([seen(*places[stream], *each) for stream, entries in found or () for each in entries])
+
+    def _read(self, found: list[Seen]) -> list[Seen]:
+        """Let the next answer be about as large as it may."""
+        if found:
+            size = sum(len(each.value or b"") for each in found) // len(found) + 1
+            self._count = max(1, min(FETCH_MAX, FETCH_BYTES // size))
+        return found
