@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from cdc.outbox.mapping import OutboxMapping
     from cdc.outbox.model import EventModel
     from cdc.outbox.pressure import Pressure, TooBusy
-    from cdc.outbox.writer import Outbox, append, append_async, use
+    from cdc.outbox.writer import Outbox, append, append_async, append_many, append_many_async, use
 
-__all__ = ["Event", "EventModel", "Outbox", "OutboxMapping", "Pressure", "TooBusy", "append", "append_async", "event_context", "use"]
+__all__ = [
+    "Event", "EventModel", "Outbox", "OutboxMapping", "Pressure", "TooBusy", "append", "append_async", "append_many", "append_many_async",
+    "event_context", "use",
+]  # fmt: skip
 
 _HOMES: Final = {
     "Event": "event",
@@ -33,6 +36,8 @@ _HOMES: Final = {
     "TooBusy": "pressure",
     "append": "writer",
     "append_async": "writer",
+    "append_many": "writer",
+    "append_many_async": "writer",
     "event_context": "context",
     "use": "writer",
 }

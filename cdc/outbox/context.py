@@ -38,14 +38,10 @@ def event_context(
             return handle(request)
     """
     outer = _CURRENT.get()
-    token = _CURRENT.set(
-        replace(
-            outer,
-            correlation_id=correlation_id or outer.correlation_id,
-            traceparent=traceparent or outer.traceparent,
-            headers={**outer.headers, **(headers or {})},
-        )
+    inner = Context(
+        correlation_id or outer.correlation_id, traceparent or outer.traceparent, {**outer.headers, **headers} if headers else outer.headers
     )
+    token = _CURRENT.set(inner)
     try:
         yield
     finally:

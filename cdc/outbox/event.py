@@ -19,8 +19,8 @@ from cdc.outbox.model import EventModel
 
 def uuid7() -> uuid.UUID:
     """Return a new UUID of version 7 (RFC 9562, 5.7): 48 bits of Unix milliseconds, then random ones, so that ids sort by time."""
-    milliseconds = time.time_ns() // 1_000_000
-    return uuid.UUID(int=milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62))
+    milliseconds, random = time.time_ns() // 1_000_000, secrets.randbits(74)
+    return uuid.UUID(int=milliseconds << 80 | 7 << 76 | random >> 62 << 64 | 2 << 62 | random & (1 << 62) - 1)
 
 
 @dataclass(frozen=True, slots=True)

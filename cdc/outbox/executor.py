@@ -11,7 +11,8 @@ that an outbox is to prevent.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from cdc.errors import NoTransaction
@@ -27,14 +28,26 @@ PARAMSTYLES: Final = ("format", "pyformat")
 
 
 class Statement(NamedTuple):
-    """SQL with %s for each of its parameters; `inside` tells that it has to stand in a transaction of the application."""
+    """SQL with %s for each of its parameters; `inside` tells that it has to stand in a transaction of the application.
+
+    `more` are the parameters of each further time that it is to run, by the driver's own executemany.
+    """
 
     sql: str
     parameters: tuple[object, ...] = ()
     inside: bool = True
+    more: tuple[tuple[object, ...], ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Statement {self.sql!r} with {len(self.parameters)} parameters>"
+        times = f", {1 + len(self.more)} times" if self.more else ""
+        return f"<Statement {self.sql!r} with {len(self.parameters)} parameters{times}>"
+
+
+def together(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Make one statement of those in a row that differ in their parameters alone; none overtakes another."""
+    for _, run in groupby(statements, lambda statement: statement.sql):
+        first, *others = run
+        yield first._replace(more=tuple(other.parameters for other in others))
 
 
 def execute(target: Any, statement: Statement) -> Sequence[Any] | None:  # noqa: ANN401 - see the module
@@ -47,12 +60,13 @@ def execute(target: Any, statement: Statement) -> Sequence[Any] | None:  # noqa:
     if hasattr(target, "exec_driver_sql"):
         _check_paramstyle(target)
         _check_transaction(target.connection.driver_connection, statement)
-        result = target.exec_driver_sql(statement.sql, statement.parameters or None)
-        return result.fetchone() if result.returns_rows else None
-    if hasattr(target, "execute"):
+        result = target.exec_driver_sql(*_arguments(statement))
+        return result.fetchone() if result.returns_rows and not statement.more else None
+    if _runs(target, statement):
         _check_transaction(getattr(target, "connection", target), statement)
-        return _first(target.execute(*_arguments(statement)), target)
-    if hasattr(target, "cursor"):  # Django's connection
+        result = _run(target, statement)
+        return None if statement.more else _first(result, target)
+    if hasattr(target, "cursor"):  # Django's connection, and psycopg's for executemany
         with target.cursor() as cursor:
             return execute(cursor, statement)
     raise TypeError(_unknown(target))
@@ -66,9 +80,12 @@ async def execute_async(target: Any, statement: Statement) -> Sequence[Any] | No
     if not inspect.iscoroutinefunction(getattr(target, "execute", None)):
         msg = f"{type(target).__name__} is not asynchronous: call append (or look) instead"
         raise TypeError(msg)
+    if not _runs(target, statement):
+        async with target.cursor() as cursor:
+            return await execute_async(cursor, statement)
     _check_transaction(getattr(target, "connection", target), statement)
-    cursor = await target.execute(*_arguments(statement))
-    has_rows = cursor.description is not None
+    cursor = await _run(target, statement)
+    has_rows = not statement.more and cursor.description is not None
     return await cursor.fetchone() if has_rows else None
 
 
@@ -83,7 +100,19 @@ def undefined_column(error: BaseException) -> str:
     return str(driver).split("\n", 1)[0] if getattr(driver, "sqlstate", None) == UNDEFINED_COLUMN else ""
 
 
+def _runs(target: Any, statement: Statement) -> bool:  # noqa: ANN401 - see the module
+    """Whether a target does by itself what the statement needs; if not, it has a cursor that does."""
+    return hasattr(target, "executemany" if statement.more else "execute")
+
+
+def _run(target: Any, statement: Statement) -> Any:  # noqa: ANN401 - see the module
+    """Run a statement, or return the coroutine that does."""
+    return (target.executemany if statement.more else target.execute)(*_arguments(statement))
+
+
 def _arguments(statement: Statement) -> tuple[object, ...]:
+    if statement.more:
+        return statement.sql, [statement.parameters, *statement.more]
     return (statement.sql, statement.parameters) if statement.parameters else (statement.sql,)
 
 

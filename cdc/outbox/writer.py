@@ -2,25 +2,28 @@
 
 Strategy: what can be thought is thought in `Outbox.statement`, values in and SQL out, and one executor runs it on any
 connection, so that sync and async share all but an `await`. The event is judged before it is written, by the code that the
-pipeline itself routes and encodes with: it is made into the content of a logical message and routed, and what the router
-refuses is refused here, where the stack still shows who wrote it. Row and message therefore keep one contract.
+pipeline itself routes and encodes with: it is made into the values of a logical message and routed, and what the router
+refuses is refused here, where the stack still shows who wrote it. Row and message therefore keep one contract. All events of
+a list are judged before the first is written, and written by the driver's executemany.
 
 The version that was checked is the version that is written, so the pipeline encodes with no other one.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from cdc.avro.columns import BYTEA, JSON
+import orjson
+
+from cdc.avro.columns import JSON
 from cdc.avro.current import CurrentRegistry
 from cdc.avro.native import json_text
 from cdc.errors import ConfigurationError, InvalidEvent, PostgresRefused
@@ -28,13 +31,12 @@ from cdc.event import record_size
 from cdc.outbox import message
 from cdc.outbox.context import current
 from cdc.outbox.event import Event
-from cdc.outbox.executor import Statement, execute, execute_async, undefined_column
-from cdc.outbox.mapping import KEYS, REQUIRED, OutboxMapping, found
+from cdc.outbox.executor import Statement, execute, execute_async, together, undefined_column
+from cdc.outbox.mapping import KEYS, REQUIRED, OutboxMapping, found, placeholders
 from cdc.outbox.model import EventModel
 from cdc.outbox.router import Router, fill
 from cdc.position import Lsn
 from cdc.postgres.pgoutput import Begin
-from cdc.postgres.transaction import MESSAGES
 
 MAX_BYTES: Final = 1_048_588
 """A record's limit unless the topic has another one: Kafka's default for max.message.bytes."""
@@ -80,9 +82,11 @@ class Outbox:
         _check_names(mapping, lacks)
         self._mapping = mapping
         self._table = _table(table) if isinstance(table, str) else table
-        self._columns = {column.name: column.type_oid for column in message.relation_of(mapping).columns}
+        self._relation = message.relation_of(mapping)
+        self._columns = {column.name: column.type_oid for column in self._relation.columns}
         self._reads_payload = bool(found(mapping, list(self._columns)).paths)
         self._absent = frozenset(lacks) | {key for key in UNMAPPED if key not in mapping.columns}
+        self._subject_keys = placeholders(mapping.subject)
         self._schemas = CurrentRegistry(Path(schemas))
         self._router = Router(mapping, self._schemas.encoder, 0)
         self._schemas.changed = self._router.forget_schemas
@@ -104,16 +108,31 @@ class Outbox:
         PostgresRefused for a table that lacks a column of which it was not said so (`lacks`).
         """
         event, statement = self.statement(event)
-        with self._columns_explained():
-            execute(target, statement)
+        self._write(target, [statement])
         return event
 
+    def append_many(self, target: object, events: Iterable[Event | EventModel]) -> list[Event]:
+        """Write events in their order, as `append` writes each, and return them as they were written.
+
+        All are judged before the first is written: InvalidEvent names the place of the one that is refused (`events[3]: ..`), and
+        none is written. Each is judged when `events` yields it, so a generator that yields inside of a context gives that event the
+        context: correlation id, trace, headers.
+        """
+        judged = self._judged_all(events)
+        self._write(target, [statement for _, statement in judged])
+        return [event for event, _ in judged]
+
     async def append_async(self, target: object, event: Event | EventModel) -> Event:
-        """Do the same on psycopg's AsyncConnection or AsyncCursor, or SQLAlchemy's AsyncConnection or AsyncSession."""
+        """Do what `append` does on psycopg's AsyncConnection or AsyncCursor, or SQLAlchemy's AsyncConnection or AsyncSession."""
         event, statement = self.statement(event)
-        with self._columns_explained():
-            await execute_async(target, statement)
+        await self._write_async(target, [statement])
         return event
+
+    async def append_many_async(self, target: object, events: Iterable[Event | EventModel]) -> list[Event]:
+        """Do what `append_many` does on psycopg's AsyncConnection or AsyncCursor, or SQLAlchemy's AsyncConnection or AsyncSession."""
+        judged = self._judged_all(events)
+        await self._write_async(target, [statement for _, statement in judged])
+        return [event for event, _ in judged]
 
     def statement(self, event: Event | EventModel) -> tuple[Event, Statement]:
         """Return the event with what the context adds, and the one statement that writes it; raises InvalidEvent.
@@ -124,15 +143,40 @@ class Outbox:
             event = Event.of(event)
         event = _in_context(event, self._absent)
         with self._lock:
-            event, said, content = self._judged(event)
+            event, said = self._judged(event)
         if self._mapping.message_prefix is not None:
-            return event, Statement("SELECT pg_logical_emit_message(true, %s::text, %s::text)", (self._mapping.message_prefix, content))
-        return event, self._insert(said)
+            return event, Statement(_EMIT, (self._mapping.message_prefix, self._content(said)))
+        return event, Statement(_insert(self._table, tuple(said)), tuple(said.values()))
 
-    def _judged(self, event: Event) -> tuple[Event, dict[str, object], str]:
-        """Route the event as the pipeline will; return it with its version, what is written by column, and the same as a message."""
+    def _judged_all(self, events: Iterable[Event | EventModel]) -> list[tuple[Event, Statement]]:
+        """Return the `statement` of each; a generator that is left early is closed, so that its context does not stay."""
+        judged: list[tuple[Event, Statement]] = []
+        try:
+            for event in events:
+                try:
+                    judged.append(self.statement(event))
+                except InvalidEvent as refused:
+                    raise InvalidEvent(refused.reason, f"events[{len(judged)}]: {refused.what}", refused.fix) from refused
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+        return judged
+
+    def _write(self, target: object, statements: Sequence[Statement]) -> None:
+        with self._columns_explained():
+            for statement in together(statements):
+                execute(target, statement)
+
+    async def _write_async(self, target: object, statements: Sequence[Statement]) -> None:
+        with self._columns_explained():
+            for statement in together(statements):
+                await execute_async(target, statement)
+
+    def _judged(self, event: Event) -> tuple[Event, dict[str, object]]:
+        """Route the event as the pipeline will; return it with its version, and what is written by column."""
         envelope = _envelope(event)
-        subject = fill(self._mapping.subject, {key: value.encode(errors="replace") for key, value in envelope.items()})
+        named: dict[str, bytes | None] = {key: envelope[key].encode(errors="replace") for key in self._subject_keys if key in envelope}
+        subject = fill(self._mapping.subject, named)
         encoder = self._schemas.encoder(subject, event.schema_version)
         payload: str | bytes | None = None
         if event.payload is not None:
@@ -140,13 +184,12 @@ class Outbox:
             if self._mapping.payload == "avro":
                 payload = encoder.encode(payload)
             if "schema_version" not in self._absent:
-                event = replace(event, schema_version=encoder.version)
+                event = event if event.schema_version == encoder.version else replace(event, schema_version=encoder.version)
                 envelope["schema_version"] = str(encoder.version)
         if _LACKED.issubset(self._absent) and event.schema_version is not None:
             event = self._by_default(event, subject)
         said = self._said(event, envelope, payload)
-        content = self._content(said)
-        row = (_BEGIN, MESSAGES, 0, (content.encode(),))
+        row = (_BEGIN, self._relation, 0, tuple(_bytes(name, said.get(name)) for name in self._columns))
         record = self._router.route(row)
         if self._reads_payload:
             _check_same(event, self._router.values(row))
@@ -154,7 +197,7 @@ class Outbox:
         if size > self._max_bytes:
             msg = f"the record has {size} bytes, the topic takes {self._max_bytes}"
             raise InvalidEvent("size", msg, "write a smaller event, or give Outbox the topic's max.message.bytes as max_bytes")
-        return event, said, content
+        return event, said
 
     def _by_default(self, event: Event, subject: str) -> Event:
         """Return an event without the version that its row has no place for; raises InvalidEvent if it is not what rows get anyway."""
@@ -200,44 +243,61 @@ class Outbox:
 
     def _content(self, said: Mapping[str, object]) -> str:
         """Return an event as the content of a logical message."""
-        return "{" + ",".join(f"{json.dumps(name)}:{self._member(name, value)}" for name, value in said.items()) + "}"
+        return "{" + ",".join(f"{_json(name)}:{self._member(name, value)}" for name, value in said.items()) + "}"
 
     def _member(self, name: str, value: object) -> str:
-        if value is None:
-            return "null"
-        kind = self._columns[name]
-        if kind == JSON:
-            return str(value)
-        return json.dumps("\\x" + value.hex() if kind == BYTEA and isinstance(value, bytes) else value)
+        if value is None or self._columns[name] == JSON:
+            return "null" if value is None else str(value)
+        return _json("\\x" + value.hex() if isinstance(value, bytes) else value)
 
-    def _insert(self, said: Mapping[str, object]) -> Statement:
-        """Return the statement for a row: only what the event says is written, so columns keep their defaults."""
-        names = ", ".join(_quoted(name) for name in said)
-        table = ".".join(_quoted(part) for part in self._table)
-        sql = f"INSERT INTO {table} ({names}) VALUES ({', '.join(['%s'] * len(said))})"  # noqa: S608 - quoted
-        return Statement(sql, tuple(said.values()))
+
+_EMIT: Final = "SELECT pg_logical_emit_message(true, %s::text, %s::text)"
+
+
+@lru_cache
+def _insert(table: tuple[str, str], columns: tuple[str, ...]) -> str:
+    """Return the SQL of a row: only what the event says is written, so columns keep their defaults."""
+    names = ", ".join(map(_quoted, columns))
+    return f"INSERT INTO {'.'.join(map(_quoted, table))} ({names}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608 - quoted
+
+
+def _bytes(name: str, value: object) -> bytes | None:
+    """Return a value as it stands in a logical message, and in a row that the pipeline reads."""
+    if isinstance(value, bytes):
+        return b"\\x" + value.hex().encode()
+    try:
+        return None if value is None else str(value).encode()
+    except UnicodeEncodeError:
+        raise InvalidEvent("mapping", f"{name} holds half of a surrogate pair") from None
 
 
 def _envelope(event: Event) -> dict[str, str]:
     """Return what stands around the payload, as texts, in the order of the columns."""
     if event.occurred_at is not None and event.occurred_at.tzinfo is None:
         raise InvalidEvent("mapping", "occurred_at has no time zone", "give one: datetime.now(UTC)")
-    texts: dict[str, object] = {key: getattr(event, "key" if key == "aggregateid" else key) for key in KEYS if key not in _CONTENT}
-    for key, value in texts.items():
-        if value is not None and not isinstance(value, _ENVELOPE.get(key, (str,))):
-            raise InvalidEvent("mapping", f"{key} is a {type(value).__name__}", f"give {_ENVELOPE.get(key, (str,))[0].__name__}")
-        if isinstance(value, str) and "\0" in value:
+    texts: dict[str, str] = {}
+    for key, (name, kinds, required) in _ENVELOPE.items():
+        value = getattr(event, name)
+        if required and value in (None, ""):
+            raise InvalidEvent("mapping", f"the event has no {name}")
+        if value is None:
+            continue
+        if not isinstance(value, kinds):
+            raise InvalidEvent("mapping", f"{key} is a {type(value).__name__}", f"give {kinds[0].__name__}")
+        texts[key] = value.isoformat() if isinstance(value, datetime) else str(value)
+        if "\0" in texts[key]:
             raise InvalidEvent("mapping", f"{key} holds a NUL character, which PostgreSQL's texts cannot")
-    for key in REQUIRED:
-        if key in texts and texts[key] in (None, ""):
-            raise InvalidEvent("mapping", f"the event has no {'key' if key == 'aggregateid' else key}")
-    return {key: value.isoformat() if isinstance(value, datetime) else str(value) for key, value in texts.items() if value is not None}
+    return texts
 
 
 _CONTENT: Final = ("payload", "headers")
-_ENVELOPE: Final[Mapping[str, tuple[type, ...]]] = {
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "id": (uuid.UUID, str, int), "schema_version": (int,), "partition": (int,), "occurred_at": (datetime,),
 }  # fmt: skip
+_ENVELOPE: Final = {
+    key: ("key" if key == "aggregateid" else key, _KINDS.get(key, (str,)), key in REQUIRED) for key in KEYS if key not in _CONTENT
+}
+"""By key: the field of Event, its types, and whether it must be there."""
 
 
 def _check_same(event: Event, read: Mapping[str, bytes | None]) -> None:
@@ -252,7 +312,7 @@ def _in_context(event: Event, absent: Collection[str]) -> Event:
     here = current()
     traceparent = event.traceparent or here.traceparent
     if "headers" in absent:
-        return replace(event, traceparent=traceparent if "traceparent" not in absent else event.traceparent)
+        return event if "traceparent" in absent or traceparent == event.traceparent else replace(event, traceparent=traceparent)
     headers = {**here.headers, **event.headers}
     correlation_id = event.correlation_id or here.correlation_id
     if correlation_id is not None:
@@ -260,7 +320,8 @@ def _in_context(event: Event, absent: Collection[str]) -> Event:
     if traceparent is not None and "traceparent" in absent:
         headers.setdefault("traceparent", traceparent)
         traceparent = None
-    return replace(event, headers=headers, traceparent=traceparent)
+    same = headers == event.headers and traceparent == event.traceparent
+    return event if same else replace(event, headers=headers, traceparent=traceparent)
 
 
 def _headers(headers: Mapping[str, object]) -> str:
@@ -268,11 +329,14 @@ def _headers(headers: Mapping[str, object]) -> str:
         if not isinstance(name, str) or not (value is None or isinstance(value, str)):
             raise InvalidEvent("mapping", "a header is no text", "give texts: headers={'tenant': 'a'}")
     try:
-        text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
-        text.encode()
-    except UnicodeEncodeError:
+        return _json(headers)
+    except orjson.JSONEncodeError:
         raise InvalidEvent("mapping", "a header holds half of a surrogate pair") from None
-    return text
+
+
+def _json(value: object) -> str:
+    """Return JSON with every character as it is; names may be of a class derived from str."""
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def _check_names(mapping: OutboxMapping, lacks: Collection[str]) -> None:
@@ -320,6 +384,16 @@ def append(target: Any, event: Event | EventModel) -> Event:  # noqa: ANN401 - s
     return _used().append(target, event)
 
 
+def append_many(target: Any, events: Iterable[Event | EventModel]) -> list[Event]:  # noqa: ANN401 - see Outbox.append
+    """Write events in their order, all or none; see `Outbox.append_many`."""
+    return _used().append_many(target, events)
+
+
 async def append_async(target: Any, event: Event | EventModel) -> Event:  # noqa: ANN401 - see Outbox.append
     """Do the same on an async connection, cursor or session; see `Outbox.append_async`."""
     return await _used().append_async(target, event)
+
+
+async def append_many_async(target: Any, events: Iterable[Event | EventModel]) -> list[Event]:  # noqa: ANN401 - see Outbox.append
+    """Do what `append_many` does on an async connection, cursor or session."""
+    return await _used().append_many_async(target, events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import uuid
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from sqlalchemy.pool import NullPool
 
 from cdc import Event, InvalidEvent, Outbox, Pressure, TooBusy, event_context
 from cdc.errors import NoTransaction, PostgresRefused
-from cdc.outbox import OutboxMapping, append, append_async, use
+from cdc.outbox import OutboxMapping, append, append_async, append_many, append_many_async, use
 from cdc.outbox.table import create_sql
 from cdc.postgres.slot import Table
 from tests.pipeline import write_schemas
@@ -59,8 +60,9 @@ def connection(database: str, schemas: Path) -> Iterator[psycopg.Connection[Any]
         yield opened
 
 
-def rows(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
-    connection.rollback()
+def rows(connection: psycopg.Connection[Any], *, rollback: bool = True) -> list[tuple[Any, ...]]:
+    if rollback:
+        connection.rollback()
     return connection.execute(
         "SELECT id, type, payload, schema_version, headers, occurred_at FROM outbox ORDER BY payload->>'n'"
     ).fetchall()
@@ -96,62 +98,79 @@ def django_connection(dsn: str) -> Iterator[Any]:
         del connections["default"]
 
 
-def in_psycopg(dsn: str, event: Event, *, fails: bool) -> None:
+Events = Event | list[Event]
+
+
+def put(target: object, events: Events) -> None:
+    if isinstance(events, Event):
+        append(target, events)
+    else:
+        append_many(target, events)
+
+
+async def put_async(target: object, events: Events) -> None:
+    if isinstance(events, Event):
+        await append_async(target, events)
+    else:
+        await append_many_async(target, events)
+
+
+def in_psycopg(dsn: str, events: Events, *, fails: bool) -> None:
     with psycopg.connect(dsn) as opened, opened.transaction(force_rollback=fails):
-        append(opened, event)
+        put(opened, events)
 
 
-def in_a_cursor(dsn: str, event: Event, *, fails: bool) -> None:
+def in_a_cursor(dsn: str, events: Events, *, fails: bool) -> None:
     with psycopg.connect(dsn, autocommit=True) as opened, opened.transaction(force_rollback=fails), opened.cursor() as cursor:
-        append(cursor, event)
+        put(cursor, events)
 
 
-def in_a_pipeline(dsn: str, event: Event, *, fails: bool) -> None:
+def in_a_pipeline(dsn: str, events: Events, *, fails: bool) -> None:
     with psycopg.connect(dsn, autocommit=True) as opened, opened.pipeline(), opened.transaction(force_rollback=fails):
-        append(opened, event)
+        put(opened, events)
 
 
-def in_sqlalchemy(dsn: str, event: Event, *, fails: bool) -> None:
+def in_sqlalchemy(dsn: str, events: Events, *, fails: bool) -> None:
     with engine(dsn) as made, made.connect() as opened:
-        append(opened, event)
+        put(opened, events)
         opened.rollback() if fails else opened.commit()
 
 
-def in_a_session(dsn: str, event: Event, *, fails: bool) -> None:
+def in_a_session(dsn: str, events: Events, *, fails: bool) -> None:
     with engine(dsn) as made, Session(made) as session:
-        append(session, event)
+        put(session, events)
         session.rollback() if fails else session.commit()
 
 
-def in_django(dsn: str, event: Event, *, fails: bool) -> None:
+def in_django(dsn: str, events: Events, *, fails: bool) -> None:
     with django_connection(dsn) as opened, transaction.atomic():
-        append(opened, event)
+        put(opened, events)
         transaction.set_rollback(fails)
 
 
-def in_a_django_cursor(dsn: str, event: Event, *, fails: bool) -> None:
+def in_a_django_cursor(dsn: str, events: Events, *, fails: bool) -> None:
     with django_connection(dsn) as opened, transaction.atomic(), opened.cursor() as cursor:
-        append(cursor, event)
+        put(cursor, events)
         transaction.set_rollback(fails)
 
 
-def in_async_psycopg(dsn: str, event: Event, *, fails: bool) -> None:
+def in_async_psycopg(dsn: str, events: Events, *, fails: bool) -> None:
     async def write() -> None:
         async with (
             await psycopg.AsyncConnection.connect(dsn) as opened,
             opened.transaction(force_rollback=fails),
             opened.cursor() as cursor,
         ):
-            await append_async(opened if fails else cursor, event)
+            await put_async(opened if fails else cursor, events)
 
     asyncio.run(write())
 
 
-def in_async_sqlalchemy(dsn: str, event: Event, *, fails: bool) -> None:
+def in_async_sqlalchemy(dsn: str, events: Events, *, fails: bool) -> None:
     async def write() -> None:
         made = create_async_engine(url_of(dsn), poolclass=NullPool)
         async with made.connect() as opened, AsyncSession(opened) as session:
-            await append_async(opened if fails else session, event)
+            await put_async(opened if fails else session, events)
             await (opened.rollback() if fails else session.commit())
             if not fails:
                 await opened.commit()
@@ -177,6 +196,57 @@ def test_an_event_stays_if_and_only_if_the_transaction_does_whatever_the_library
             way(database, event, fails=False)
         stayed.append((event.id, "Thing", {"n": number}, 1, {"correlationid": way.__name__, "traceparent": TRACE}))
     assert [row[:-1] for row in rows(connection)] == stayed
+
+
+def test_a_list_is_written_in_its_order_or_not_at_all_whatever_the_library(
+    database: str, connection: psycopg.Connection[Any], schemas: Path
+) -> None:
+    connection.execute("CREATE PUBLICATION nothing")
+    connection.commit()
+    connection.execute("SELECT pg_create_logical_replication_slot('lists', 'pgoutput', true)")
+    connection.commit()
+    rows_of, messages = Outbox(schemas=schemas), Outbox(schemas=schemas, mapping=OutboxMapping(message_prefix="out"))
+    wanted = []
+    for number, way in enumerate(WAYS):
+        events = [thing(10 * number + n, headers={"odd": "yes"} if n == 3 else {}) for n in range(5)]
+        for outbox in (rows_of, messages):
+            use(outbox)
+            way(database, [thing(1000), thing(1001)], fails=True)
+            way(database, events, fails=False)
+        wanted += [(event.id, event.payload, event.headers or None) for event in events]
+    connection.rollback()
+    assert connection.execute("SELECT id, payload, headers FROM outbox ORDER BY ctid").fetchall() == wanted
+    options = "'proto_version', '1', 'publication_names', 'nothing', 'messages', 'true'"
+    changes = connection.execute(f"SELECT data FROM pg_logical_slot_get_binary_changes('lists', NULL, NULL, {options})".encode()).fetchall()
+    contents = [json.loads(data[data.index(b"{") :]) for (data,) in changes if data[:1] == b"M"]
+    assert [(uuid.UUID(each["id"]), each["payload"], each.get("headers")) for each in contents] == wanted
+
+
+def test_a_list_with_an_event_that_could_not_be_published_says_which_and_writes_none(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    def things(*numbers: object) -> Iterator[Event]:
+        for n in numbers:
+            with event_context(correlation_id=f"request {n}"):
+                yield Event("Thing", "k", {"n": n}, "thing")
+
+    with pytest.raises(InvalidEvent, match=r"^events\[3\]: Thing/1 \$\.n: expected long, came a text") as refused:
+        append_many(connection, things(0, 1, 2, "canary", 4))
+    assert refused.value.reason == "schema"
+    assert "canary" not in str(refused.value)
+    assert append_many(connection, [thing(7)])[0].headers == {}, "and the generator's context has ended"
+    assert append_many(connection, []) == []
+    assert connection.execute("SELECT payload, headers FROM outbox").fetchall() == [({"n": 7}, None)], "the transaction is as it was"
+    connection.rollback()
+    with psycopg.connect(database, autocommit=True) as alone, pytest.raises(NoTransaction, match="committed alone"):
+        append_many(alone, [thing(1), thing(2)])
+    append_many(connection, things(1, 2))
+    append(connection, thing(3))
+    assert [row[4] for row in rows(connection, rollback=False)] == [
+        {"correlationid": "request 1"},
+        {"correlationid": "request 2"},
+        None,
+    ]
 
 
 def test_an_event_that_could_not_be_published_fails_where_it_is_written(connection: psycopg.Connection[Any]) -> None:

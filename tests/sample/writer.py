@@ -11,7 +11,7 @@ import psycopg
 
 from cdc import Event, EventModel, InvalidEvent, Outbox, Pressure, TooBusy, event_context, load_outbox
 from cdc.devstack.demo.shop.events import Customer, Line, OrderPaid, OrderPlaced
-from cdc.outbox import OutboxMapping, append, append_async, use
+from cdc.outbox import OutboxMapping, append, append_async, append_many, use
 
 
 def configure(folder: Path, config: Path | None = None) -> Outbox:
@@ -42,6 +42,12 @@ async def pay(connection: psycopg.AsyncConnection[Any], order_id: str, cents: in
     async with connection.transaction():
         event = await append_async(connection, Event.of(paid, headers={"tenant": "a"}))
     return event.id
+
+
+def pay_all(connection: psycopg.Connection[Any], payments: list[OrderPaid]) -> list[Event]:
+    """Write payments in one go."""
+    with connection.transaction():
+        return append_many(connection, payments)
 
 
 def answer(connection: psycopg.Connection[Any], pressure: Pressure, body: Mapping[str, Any]) -> tuple[int, dict[str, str]]:

@@ -20,6 +20,7 @@ from cdc.avro.folder import scan, write_lock
 from cdc.errors import ConfigurationError, InvalidEvent
 from cdc.outbox import Event, Outbox, OutboxMapping, event_context
 from cdc.outbox.event import uuid7
+from cdc.outbox.executor import together
 from cdc.settings.writer import load_outbox
 from tests.pipeline import SCHEMA, write_schemas
 
@@ -195,7 +196,9 @@ def test_names_that_are_none_are_refused(schemas: Path, tmp_path: Path) -> None:
 def test_nothing_that_is_written_is_shown(schemas: Path) -> None:
     outbox = Outbox(schemas=schemas)
     event, statement = outbox.statement(Event("Thing", "canary", {"n": 1, "text": "canary"}, "thing", headers={"a": "canary"}))
-    assert "canary" not in f"{event!r} {statement!r} {outbox!r}"
+    [several] = together([statement, statement])
+    assert several.more == (statement.parameters,)
+    assert "canary" not in f"{event!r} {statement!r} {several!r} {outbox!r}"
 
 
 def test_the_settings_make_the_same_outbox(schemas: Path, tmp_path: Path) -> None:
