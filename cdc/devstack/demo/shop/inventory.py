@@ -10,6 +10,8 @@ from cdc.devstack.demo.shop.events import OrderPlaced, OrderRejected, StockRejec
 from cdc.devstack.demo.shop.place import ORDERS, Place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import psycopg
 
 DDL: Final = """
@@ -47,7 +49,7 @@ def inventory(place: Place, *, batch: int = 50, workers: int = 1) -> Consumer:
     consumer = Consumer(
         place.prefix + "inventory", topics=place.topics(ORDERS), batch=batch, workers=workers, **place.consumer("inventory")
     )
-    append = place.outbox().append
+    append_many = place.outbox().append_many
 
     @consumer.on(OrderPlaced, many=True, pipeline=True)
     def reserve(events: list[Event[OrderPlaced]], connection: psycopg.Connection[Any]) -> None:
@@ -63,12 +65,18 @@ def inventory(place: Place, *, batch: int = 50, workers: int = 1) -> Consumer:
                 taken.append((order_id, sku, quantity))
         connection.execute(DECIDE, ([order_id for order_id, _ in orders], [sku is None for sku in short]))
         connection.execute(TAKE, [[each[column] for each in taken] for column in range(3)])
-        for event, (order_id, _), missing in zip(events, orders, short, strict=True):
-            with event.context():
-                append(connection, StockRejected(orderId=order_id, sku=missing) if missing else StockReserved(orderId=order_id))
+        append_many(connection, answers(events, short))
 
     @consumer.on(OrderRejected)
     def release(event: Event[OrderRejected], connection: psycopg.Connection[Any]) -> None:
         connection.execute(GIVE_BACK, (event.value.orderId,))
 
     return consumer
+
+
+def answers(events: Iterable[Event[OrderPlaced]], short: Iterable[str | None]) -> Iterator[StockReserved | StockRejected]:
+    """Answer each order in its own context, with the article that it is short of, if any."""
+    for event, sku in zip(events, short, strict=True):
+        order_id = event.value.orderId
+        with event.context():
+            yield StockReserved(orderId=order_id) if sku is None else StockRejected(orderId=order_id, sku=sku)
