@@ -52,6 +52,8 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 WAIT_MS = 10_000
 """How long replicas and disks may take for a commit."""
 
+REPLICAS_FIX = "bring the replicas back, or lower redis.wait_replicas"
+
 WAITAOF_SINCE = (7, 2)
 """The first Redis that can be asked to wait for its disk."""
 
@@ -278,10 +280,10 @@ class RedisPublisher:
             here, there = link.call("WAITAOF", 1, replicas, WAIT_MS, waiting=waiting, doing=doing)
             if here < 1 or there < replicas:
                 msg = f"{here} of 1 disk here and {there} of {replicas} on replicas have the last commit after {WAIT_MS / 1000:.0f} s"
-                raise Retriable(msg, "bring the replicas back, or lower redis.wait_replicas")
+                raise Retriable(msg, REPLICAS_FIX if here else "set appendonly yes and appendfsync everysec (or always) in Redis")
         elif replicas and (there := link.call("WAIT", replicas, WAIT_MS, waiting=waiting, doing=doing)) < replicas:
             msg = f"{there} of {replicas} replicas have the last commit after {WAIT_MS / 1000:.0f} s"
-            raise Retriable(msg, "bring the replicas back, or lower redis.wait_replicas")
+            raise Retriable(msg, REPLICAS_FIX)
 
     def unfit(self, topic: str, waiting: Waiting) -> str:
         """Return what keeps a topic from taking records, or nothing."""

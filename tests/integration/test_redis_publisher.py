@@ -250,15 +250,23 @@ def test_replicas_are_waited_for(make: Make, spare: RedisServer, monkeypatch: py
         assert waiting.recover(nobody_waits) == world.position(200), "it was committed, and was not confirmed before a replica had it"
 
 
-def test_disks_are_waited_for_where_the_server_can(make: Make) -> None:
+def test_disks_are_waited_for_where_the_server_can(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make()
     waiting = world.publisher(wait_fsync=True)
     if not world.has((7, 2)):
         with pytest.raises(SinkRefused, match=r"wait_fsync needs Redis 7\.2"):
             waiting.recover(nobody_waits)
         return
-    waiting.recover(nobody_waits)
-    world.commit(100, b"one", by=waiting)
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, "WAIT_MS", 500)
+        with pytest.raises(Retriable, match=r"0 of 1 disk.* appendfsync everysec"):
+            waiting.recover(nobody_waits)
+    world.client.config_set("appendfsync", "everysec")
+    try:
+        waiting.recover(nobody_waits)
+        world.commit(100, b"one", by=waiting)
+    finally:
+        world.client.config_set("appendfsync", "no")
     assert world.values() == [b"one"]
 
 
