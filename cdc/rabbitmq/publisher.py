@@ -21,6 +21,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from cdc.errors import InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record, Route, name_of
@@ -70,9 +71,9 @@ class RabbitPublisher:
         confirm_timeout_s: float,
         audit: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        connect: Callable[[], Link] | None = None,
     ) -> None:
         self._name = name
-        self._url = url
         self._exchange = exchange
         self._queues = frozenset((position_queue, dead_letter_queue))
         self.positions = Topology(
@@ -83,7 +84,7 @@ class RabbitPublisher:
             exchange_type=exchange_type,
             audit=audit,
         )
-        self._confirm_timeout_s = confirm_timeout_s
+        self._connect = connect or partial(new_link, url, name, confirm_timeout_s, clock)
         self._clock = clock
         self._link: Link | None = None
         self._lease: Lease | None = None
@@ -193,7 +194,7 @@ class RabbitPublisher:
     def _opened(self, waiting: Waiting) -> Link:
         if self._link is None or self._link.failed:
             self.drop()
-            self._link = new_link(self._url, self._name, self._confirm_timeout_s, self._clock)
+            self._link = self._connect()
             self._link.open(waiting)
             self._frames = Frames(*self._link.framed(), self._exchange, self._queues)
         return self._link

@@ -1,4 +1,4 @@
-"""A fault at every port call, at every frame of the link, in pairs, and then many at random: the judge finds nothing, on either sink."""
+"""A fault at every port call, at every frame of the link, in pairs, and then many at random: the judge finds nothing, on any sink."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.simulation.workloads import SMALL, TINY, random_script
-from tests.simulation.world import Build, Fault, RedisBuild, Script, World
+from tests.simulation.world import Build, Fault, RabbitBuild, RedisBuild, Script, World
 
 SHALLOW = Build(deep=False)
 """Faults at the pipeline's own ports alone: enough for a process that dies."""
 
-SINKS = pytest.mark.parametrize("sink", [Build, RedisBuild], ids=["kafka", "redis"])
+SINKS = pytest.mark.parametrize("sink", [Build, RedisBuild, RabbitBuild], ids=["kafka", "redis", "rabbitmq"])
 
 POSTGRES = ("FakeLink.", "FakeCatalog.")
-"""Calls below the Source's port: once for both sinks."""
+"""Calls below the Source's port: once for all sinks."""
 
-REDIS_SCRIPTS = ("RedisPublisher.recover", "RedisPublisher.commit")
-"""Calls that end in a script."""
+REQUESTS = (
+    "RedisPublisher.recover",
+    "RedisPublisher.commit",
+    "RabbitPublisher.recover",
+    "RabbitPublisher.produce",
+    "RabbitPublisher.commit",
+)
+"""Calls that end in a script, or in what is published."""
 
-PAIRS, RANDOM_RUNS = 250, 250
-"""Of an everyday run, the pairs for each sink; the soak takes all pairs, and many more random runs."""
+PAIRS, RABBIT_PAIRS, RANDOM_RUNS = 250, 30, 250
+"""Of an everyday run, the pairs for each sink, fewer on RabbitMQ, where worlds have more steps; a soak takes all, with more random runs."""
+
+HELD = 30
+"""Requests to RabbitMQ that are held back, evenly spread over all that could be."""
 
 LATER = 60
 """How many calls after a fault the next one may come: the whole passage that follows."""
@@ -67,10 +76,10 @@ def test_the_log_has_the_traps_that_it_is_meant_to_have() -> None:
 @SINKS
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.FAIL, Fault.FAIL_AFTER, Fault.RESTART], ids=lambda fault: fault.name)
 def test_one_fault_at_every_call(fault: Fault, sink: type[Build]) -> None:
-    build = sink(deep=True)
-    names = found(SMALL, {}, build)[0].gate.names
+    build, script = sink(deep=True), TINY if sink is RabbitBuild else SMALL
+    names = found(script, {}, build)[0].gate.names
     for call in (call for call, name in enumerate(names) if sink is Build or not name.startswith(POSTGRES)):
-        assert not (text := found(SMALL, {call: fault}, build)[1]), text
+        assert not (text := found(script, {call: fault}, build)[1]), text
 
 
 def test_the_link_is_cut_in_every_frame_and_after_it() -> None:
@@ -84,7 +93,7 @@ def test_the_link_is_cut_in_every_frame_and_after_it() -> None:
 def held(script: Script, build: Build) -> Iterator[dict[int, Fault]]:
     """Every request to the sink held back, and let arrive at every later call, or at the very end."""
     names = found(script, {}, build)[0].gate.names
-    for call in (i for i, name in enumerate(names) if name.startswith("FakePublisher") or name in REDIS_SCRIPTS):
+    for call in (i for i, name in enumerate(names) if name.startswith("FakePublisher") or name in REQUESTS):
         yield {call: Fault.HOLD}
         for later in range(call + 1, call + LATER):
             yield {call: Fault.HOLD, later: Fault.RELEASE}
@@ -94,7 +103,8 @@ def held(script: Script, build: Build) -> Iterator[dict[int, Fault]]:
 def test_a_request_that_was_given_up_arrives_late(sink: type[Build]) -> None:
     """The zombie's half: a commit under way wins or is fenced, and the door settles which."""
     build = sink(deep=False)
-    for plan in held(TINY, build):
+    plans = list(held(TINY, build))
+    for plan in plans[:: 1 + len(plans) // HELD] if sink is RabbitBuild else plans:
         assert not (text := found(TINY, plan, build)[1]), text
 
 
@@ -108,7 +118,7 @@ def pairs(first: Fault, second: Fault, build: Build = SHALLOW) -> Iterator[dict[
 def test_pairs_of_faults(seed: int, sink: type[Build]) -> None:
     build, kinds = sink(deep=False), (Fault.KILL, Fault.FAIL_AFTER, Fault.HOLD, Fault.RESTART)
     everything = [plan for first, second in itertools.product(kinds, kinds) for plan in pairs(first, second, build)]
-    for plan in random.Random(seed).sample(everything, PAIRS):
+    for plan in random.Random(seed).sample(everything, RABBIT_PAIRS if sink is RabbitBuild else PAIRS):
         assert not (text := found(TINY, plan, build)[1]), f"seed {seed}: {text}"
 
 
@@ -127,7 +137,7 @@ def run_at_random(seed: int) -> None:
     rng = random.Random(seed)
     script, often = random_script(rng), rng.choice((0.0, 0.01, 0.03, 0.1))
     plan = {call: rng.choice(list(Fault)) for call in range(400) if rng.random() < often}
-    world = World(script, plan, rng.choice((Build, RedisBuild))(deep=rng.random() < 0.5))
+    world = World(script, plan, rng.choice((Build, RedisBuild, RabbitBuild))(deep=rng.random() < 0.5))
     world.postgres.socket_bytes = rng.choice((100, 600, 100_000))
     if rng.random() < 0.3:
         world.postgres.cut_at = rng.randrange(5_000)

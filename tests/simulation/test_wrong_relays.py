@@ -15,13 +15,15 @@ from cdc.pipeline.ports import Waiting
 from cdc.pipeline.relay import Relay
 from cdc.position import Lsn, Position
 from cdc.postgres.stream import ReplicationStream
+from cdc.rabbitmq.publisher import RabbitPublisher
 from cdc.redis.publisher import RedisPublisher
 from tests.simulation.fake_kafka import FakePublisher, Verb
+from tests.simulation.fake_rabbitmq import Connection, FakeRabbit
 from tests.simulation.fake_redis import FakeRedis
-from tests.simulation.test_every_step import SINKS
+from tests.simulation.test_rabbitmq_loses import restart
 from tests.simulation.test_zombies import alternate, slept
 from tests.simulation.workloads import TINY, good, small
-from tests.simulation.world import Actor, Build, Fault, RedisBuild, Script, World
+from tests.simulation.world import POSITIONS, Action, Actor, Build, Fault, Plan, RabbitBuild, RedisBuild, Script, World
 
 APART: Script = [
     (0.0, small),
@@ -118,6 +120,54 @@ class WithoutAnyGuard(FakeRedis):
         return False
 
 
+class StoresBeforeTheConfirms(RabbitPublisher):
+    """Publishes the position while its events are not confirmed."""
+
+    def commit(self, position: Position, waiting: Waiting) -> None:
+        assert self._lease is not None
+        self._lease.store(position, waiting)
+
+
+class LetsThePositionGo(RabbitPublisher):
+    """Acknowledges the position before the next one is confirmed."""
+
+    def commit(self, position: Position, waiting: Waiting) -> None:
+        assert self._lease is not None
+        self._lease._replace(self._lease._stored + 1)
+        super().commit(position, waiting)
+
+
+class SendsBackwards(RabbitPublisher):
+    """Hands over the last record first."""
+
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
+        super().produce(records[::-1], waiting)
+
+
+class Invents(RabbitPublisher):
+    """Publishes what no committed row stands for, as one that was rolled back."""
+
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
+        headers = [(name, b"never" if name == "ce_id" else value) for name, value in records[-1].headers]
+        super().produce([*records, records[-1]._replace(headers=headers)], waiting)
+
+
+class ChangesWhatComesAgain(RabbitPublisher):
+    """Publishes each event twice, with another value."""
+
+    def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
+        super().produce([*records, *(record._replace(value=b"other") for record in records)], waiting)
+
+
+class WithoutALease(FakeRabbit):
+    """Gives the position to whoever came last, and lets the one before go on."""
+
+    def consume(self, connection: Connection) -> None:
+        for each in self.queues[self.position_queue]:
+            each.holder = None
+        self._consumers.insert(0, connection)
+
+
 class CallsATimedOutCommitAgain(FakePublisher):
     """Believes the second answer: the client library may say success although nothing was committed."""
 
@@ -132,7 +182,7 @@ class CallsATimedOutCommitAgain(FakePublisher):
             self._epoch, self._open = epoch, False
 
 
-def findings(build: Build, plan: dict[int, Fault]) -> list[Finding]:
+def findings(build: Build, plan: Plan) -> list[Finding]:
     """Run with faults, and judge; a wrong relay that dies of its own mistake is started again, as any process is."""
     world = World(APART, plan, build)
     for _ in range(LIVES):
@@ -153,10 +203,11 @@ def right(build: Build) -> Build:
     return type(build)(deep=build.deep)
 
 
-def caught(build: Build, *faults: Fault) -> Counter[str]:
-    """Return what the judge finds with each of these faults at every call of the pipeline's ports."""
-    last = World(APART, build=right(build)).run().gate.calls
-    return kinds(finding for fault in faults for call in range(last) for finding in findings(build, {call: fault}))
+def caught(build: Build, *faults: Fault | Action, at: str = "") -> Counter[str]:
+    """Return what the judge finds with each of these faults at every call of the pipeline's ports, or at those whose name ends so."""
+    names = World(APART, build=right(build)).run().gate.names
+    calls = [call for call, name in enumerate(names) if name.endswith(at)]
+    return kinds(finding for fault in faults for call in calls for finding in findings(build, {call: fault}))
 
 
 def caught_asleep(build: Build) -> Counter[str]:
@@ -187,7 +238,7 @@ def caught_beside(build: Build) -> Counter[str]:
     return kinds(finding for call in calls for finding in slept(call, "Publisher.recover", build, silently=True).verdict().findings)
 
 
-@SINKS
+@pytest.mark.parametrize("sink", [Build, RedisBuild], ids=["kafka", "redis"])
 def test_the_right_relay_is_not_caught(sink: type[Build]) -> None:
     build = sink(deep=False)
     assert caught(build, Fault.KILL, Fault.HOLD, Fault.RESTART) + caught_asleep(build) == Counter()
@@ -228,6 +279,28 @@ def test_a_position_apart_from_its_events_is_caught() -> None:
 def test_a_redis_without_the_fence_is_caught() -> None:
     assert caught_beside(RedisBuild(server=WithoutAFence, deep=False))["fenced"]
     assert caught_beside(RedisBuild(server=WithoutAnyGuard, deep=False))["duplicated"]
+
+
+@pytest.mark.parametrize(
+    ("rabbit", "lost", "kind"),
+    [(StoresBeforeTheConfirms, restart(POSITIONS), "missing"), (LetsThePositionGo, restart(), "lag")],
+    ids=["stored", "let go"],
+)
+def test_a_position_that_does_not_wait_for_confirms_is_caught(rabbit: type[RabbitPublisher], lost: Action, kind: str) -> None:
+    """When the broker is restarted while it is waited for, and keeps one queue but not the other."""
+    assert caught(RabbitBuild(rabbit=rabbit, deep=False), lost, at="keep_alive")[kind]
+    assert not caught(RabbitBuild(deep=False), lost, at="keep_alive")
+
+
+def test_a_rabbitmq_without_the_lease_is_caught() -> None:
+    assert caught_beside(RabbitBuild(broker=WithoutALease, deep=False))["fenced"]
+
+
+@pytest.mark.parametrize(
+    ("rabbit", "kind"), [(SendsBackwards, "reordered"), (Invents, "unexpected"), (ChangesWhatComesAgain, "unexpected")]
+)
+def test_what_at_least_once_does_not_allow_is_caught(rabbit: type[RabbitPublisher], kind: str) -> None:
+    assert kinds(findings(RabbitBuild(rabbit=rabbit, deep=False), {}))[kind]
 
 
 def test_calling_a_timed_out_commit_again_is_caught() -> None:
