@@ -1,4 +1,4 @@
-"""What every Publisher must do: one suite, on the simulated Kafka and Redis, and on real ones."""
+"""What every Publisher must do: one suite, on the simulated Kafka, Redis and RabbitMQ, and on real ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ from cdc.kafka.subscriber import Subscriber
 from cdc.kafka.topics import Create
 from cdc.pipeline.ports import Publisher
 from cdc.position import Existing, Fingerprint, Lsn, Position
+from cdc.rabbitmq import positions as lease
+from cdc.rabbitmq import publisher as rabbitmq
+from cdc.rabbitmq.publisher import RabbitPublisher
+from cdc.rabbitmq.reader import RabbitReader
 from cdc.redis.link import Link
 from cdc.redis.publisher import Options, RedisPublisher
 from cdc.redis.reader import RedisReader
 from tests.simulation.fake_kafka import Cluster, FakePublisher, Topic, partition_for
+from tests.simulation.fake_rabbitmq import FakeRabbit, FakeRabbitLink
 from tests.simulation.fake_redis import FakeRedis, FakeRedisLink
 
 HOUR_MS = 3_600_000
@@ -169,11 +174,83 @@ class FakeRedisWorld(RedisWorld):
         return [(partition, record) for partition, _, record in self.server.committed(topic)]
 
 
+class RabbitWorld:
+    """Its one topic is the queue of dead letters, which needs no binding."""
+
+    def __init__(self, url: str) -> None:
+        self.name = f"c{uuid.uuid4().hex[:12]}"
+        self.position_queue, self.queue = f"_cdc.{self.name}.position", f"cdc.{self.name}.dead-letter"
+        self.url = url
+        self.publishers: list[RabbitPublisher] = []
+        self.declare()
+
+    def declare(self) -> None:
+        maker = self.publisher()
+        maker.positions.create(1, 1, nothing)
+        maker.drop()
+
+    def connection(self) -> dict[str, Any]:
+        return {}
+
+    def publisher(self) -> RabbitPublisher:
+        made = RabbitPublisher(
+            name=self.name,
+            url=self.url,
+            exchange=self.name,
+            exchange_type="topic",
+            position_queue=self.position_queue,
+            dead_letter_queue=self.queue,
+            confirm_timeout_s=30,
+            **self.connection(),
+        )
+        self.publishers.append(made)
+        return made
+
+    def topic(self, partitions: int = 1, *, max_message_bytes: int = 0, compacted: bool = False) -> str:
+        return self.queue
+
+    def committed(self, topic: str) -> list[tuple[int, Record]]:
+        with contextlib.closing(RabbitReader(url=self.url, name=self.name, dead_letter=topic, audit=None)) as reader:
+            return [(0, Record(topic, seen.key, seen.value, seen.headers, seen.timestamp_ms)) for seen in reader.read([topic])]
+
+    def foreign_transaction(self) -> contextlib.AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+
+
+class FakeRabbitWorld(RabbitWorld):
+    now = 0.0
+
+    def declare(self) -> None:
+        self.server = FakeRabbit(self.clock)
+        self.server.declare(self.queue, position=self.position_queue)
+
+    def clock(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    def connection(self) -> dict[str, Any]:
+        return {
+            "clock": self.clock,
+            "connect": lambda: FakeRabbitLink(self.server, self.clock, self.passes, lambda _name, request: request(), 30),
+        }
+
+    def committed(self, topic: str) -> list[tuple[int, Record]]:
+        return [(partition, record) for partition, _, record in self.server.committed(topic)]
+
+
 def made_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    if request.param in {FakeWorld, FakeRedisWorld}:
-        made: World = request.param("redis://")
+    if request.param in {FakeWorld, FakeRedisWorld, FakeRabbitWorld}:
+        made: World = request.param("simulated://")
     elif request.param is RealWorld:
         made = RealWorld(request.getfixturevalue("kafka"))
+    elif request.param is RabbitWorld:
+        made = RabbitWorld(request.getfixturevalue("rabbit_broker").url)
     else:
         made = RedisWorld(request.getfixturevalue("redis_server").url)
     yield made
@@ -188,9 +265,33 @@ def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from made_world(request)
 
 
-@pytest.fixture(params=[FakeWorld, REAL, FakeRedisWorld, pytest.param(RedisWorld, marks=[pytest.mark.servers, pytest.mark.packages])])
+AT_ONCE = [FakeWorld, REAL, FakeRedisWorld, pytest.param(RedisWorld, marks=[pytest.mark.servers, pytest.mark.packages])]
+"""Sinks that take events and position together."""
+
+AT_LEAST_ONCE = [FakeRabbitWorld, pytest.param(RabbitWorld, marks=[pytest.mark.servers, pytest.mark.packages])]
+
+
+@pytest.fixture(params=AT_ONCE)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from made_world(request)
+
+
+@pytest.fixture(params=[*AT_ONCE, *AT_LEAST_ONCE])
+def any_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    hurry(monkeypatch)
+    yield from made_world(request)
+
+
+@pytest.fixture(params=AT_LEAST_ONCE)
+def rabbit_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    hurry(monkeypatch)
+    yield from made_world(request)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a lease that is taken, or for a position that is not there."""
+    monkeypatch.setattr(rabbitmq, "LEASE_S", 0.5)
+    monkeypatch.setattr(lease, "LATE_S", 0.1)
 
 
 def position(world: World, end_lsn: int) -> Position:
@@ -218,8 +319,8 @@ def values(world: World, topic: str, count: int = 1) -> list[bytes | None]:
     return [made.value for _, made in committed(world, topic, count)]
 
 
-def test_a_new_topic_has_no_position(world: World) -> None:
-    publisher = world.publisher()
+def test_a_new_topic_has_no_position(any_world: World) -> None:
+    publisher = any_world.publisher()
     seen, cluster_id = publisher.peek()
     assert seen is None
     assert cluster_id
@@ -245,32 +346,32 @@ def test_records_and_position_arrive_together(world: World) -> None:
     assert world.publisher().recover(nothing, patient=False) == position(world, 100)
 
 
-def test_the_last_position_wins(world: World) -> None:
-    publisher = world.publisher()
+def test_the_last_position_wins(any_world: World) -> None:
+    publisher = any_world.publisher()
     publisher.recover(nothing, patient=False)
     for end_lsn in (100, 200, 300):
-        publisher.commit(position(world, end_lsn), nothing)
-    assert publisher.recover(nothing, patient=False) == position(world, 300)
+        publisher.commit(position(any_world, end_lsn), nothing)
+    assert publisher.recover(nothing, patient=False) == position(any_world, 300)
 
 
-def test_waiting_is_called_while_the_broker_is_waited_for(world: World) -> None:
+def test_waiting_is_called_while_the_broker_is_waited_for(any_world: World) -> None:
     calls: list[int] = []
-    publisher = world.publisher()
+    publisher = any_world.publisher()
     publisher.recover(lambda: calls.append(1), patient=False)
     assert calls
     calls.clear()
     for end_lsn in range(50):
-        publisher.commit(position(world, end_lsn), lambda: calls.append(1))
+        publisher.commit(position(any_world, end_lsn), lambda: calls.append(1))
         if calls:
             break
     assert calls
 
 
-def test_what_waiting_raises_leaves_at_once(world: World) -> None:
+def test_what_waiting_raises_leaves_at_once(any_world: World) -> None:
     def leave() -> None:
         raise KeyboardInterrupt
 
-    publisher = world.publisher()
+    publisher = any_world.publisher()
     with pytest.raises(KeyboardInterrupt):
         publisher.recover(leave, patient=False)
     publisher.drop()
@@ -297,6 +398,35 @@ def test_a_newer_instance_fences(world: World) -> None:
     assert old.peek()[0] == position(world, 200)
     old.drop()
     assert old.recover(nothing, patient=False) == position(world, 200)
+
+
+def test_one_instance_has_the_lease_and_what_it_sent_comes_before_its_successor_s(rabbit_world: World) -> None:
+    topic = rabbit_world.topic()
+    old, new = rabbit_world.publisher(), rabbit_world.publisher()
+    old.recover(nothing, patient=False)
+    old.commit(position(rabbit_world, 100), nothing)
+    with pytest.raises(Retriable, match="another instance"):
+        new.recover(nothing, patient=False)
+    old.produce([record(topic, value=b"%d" % number) for number in range(3)], nothing)
+    old.commit(position(rabbit_world, 200), nothing)
+    old.produce([record(topic, value=b"unfinished")], nothing)
+    old.drop()
+    found = recovered(new)
+    assert found == position(rabbit_world, 200)
+    new.produce([record(topic, value=b"unfinished")], nothing)
+    new.commit(position(rabbit_world, 300), nothing)
+    seen = values(rabbit_world, topic, 4)
+    assert seen[:4] == [b"0", b"1", b"2", b"unfinished"]
+    assert set(seen[4:]) <= {b"unfinished"}, "at least once"
+
+
+def recovered(publisher: Publisher) -> Position | None:
+    """Recover as the supervisor does it: again until the lease that was let go is free."""
+    for _ in range(50):
+        with contextlib.suppress(Retriable):
+            return publisher.recover(nothing, patient=False)
+        publisher.drop()
+    raise AssertionError("the lease is not free")
 
 
 def test_an_idle_zombie_is_fenced_too(world: World) -> None:
