@@ -256,9 +256,10 @@ class Link:
             self._connection.add_on_connection_blocked_callback(self._on_blocked)
             self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
             self._loop.start()
-            self._loop.close()
         except Exception as error:  # noqa: BLE001 - handed to the owner, who raises it
             self._fail(error)
+        finally:
+            self._loop.close()
 
     def do(self, function: Callable[[], object]) -> None:
         """Run a function in the link's thread."""

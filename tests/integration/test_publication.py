@@ -134,11 +134,13 @@ CHANGES = {
 }
 
 
-def change(pipeline: Pipeline, case: str) -> str:
+def change(pipeline: Pipeline, case: str, *, at_once: bool = False) -> str:
+    """Make a change, `at_once` when somebody looks meanwhile: statements in one string are one transaction."""
     since, statements, words = CHANGES[case]
     if version(pipeline) < since:
         pytest.skip(f"PostgreSQL {since} brought it")
-    for statement in statements.format(p=pipeline.slot_name, i=INSERTS).split("; "):
+    text = statements.format(p=pipeline.slot_name, i=INSERTS)
+    for statement in [text] if at_once else text.split("; "):
         pipeline.execute(statement)
     return words
 
@@ -166,7 +168,7 @@ def test_a_publication_that_is_touched_while_streaming(pipeline: Pipeline, case:
     inside = Inside(pipeline)
     inside.wait_streaming()
     pipeline.wait_numbers([1])
-    words = change(pipeline, case)
+    words = change(pipeline, case, at_once=True)
     with pytest.raises(ContinuityError) as caught:
         inside.end()
     assert words in caught.value.what
