@@ -218,7 +218,7 @@ def test_a_list_is_written_in_its_order_or_not_at_all_whatever_the_library(
     assert connection.execute("SELECT id, payload, headers FROM outbox ORDER BY ctid").fetchall() == wanted
     options = "'proto_version', '1', 'publication_names', 'nothing', 'messages', 'true'"
     changes = connection.execute(f"SELECT data FROM pg_logical_slot_get_binary_changes('lists', NULL, NULL, {options})".encode()).fetchall()
-    contents = [json.loads(data[data.index(b"{") :]) for (data,) in changes if data[:1] == b"M"]
+    contents = [json.loads(data[data.index(b"\0", 10) + 5 :]) for (data,) in changes if data[:1] == b"M"]
     assert [(uuid.UUID(each["id"]), each["payload"], each.get("headers")) for each in contents] == wanted
 
 
