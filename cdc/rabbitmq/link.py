@@ -273,7 +273,10 @@ class Link:
         self._loop.add_callback_threadsafe(guarded)
 
     def _opened(self, connection: Any) -> None:  # noqa: ANN401 - pika has no types
-        connection.channel(on_open_callback=self._channel_opened)
+        if self._failure is not None:  # closed meanwhile
+            connection.close()
+        else:
+            connection.channel(on_open_callback=self._channel_opened)
 
     def _channel_opened(self, channel: Any) -> None:  # noqa: ANN401 - pika has no types
         self._channel = channel
@@ -356,8 +359,9 @@ class Link:
             # Closing, pika would cancel the consumer first: for a moment the lease would be free, and the position not there yet.
             getattr(self._channel, "_consumers", {}).clear()
             connection.close()
-        elif connection is None or not connection.is_closing:
+        elif connection is None or connection.is_closed:
             self._loop.stop()
+        # While it opens, stopping would leave its socket: `_opened` closes it, or pika's time for opening is over.
 
     def _end(self, reason: BaseException) -> None:
         self._fail(reason)
