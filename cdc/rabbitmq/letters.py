@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from cdc.errors import InvalidEvent, Retriable, SinkRefused
+from cdc.errors import Retriable, SinkRefused
 from cdc.event import Record, Route
 from cdc.rabbitmq.faults import RESOURCE_LOCKED
 from cdc.rabbitmq.link import Link, new_link
-from cdc.rabbitmq.message import SHORT_BYTES
+from cdc.rabbitmq.message import route_of
 from cdc.rabbitmq.publisher import MAX_MESSAGE_BYTES
 from cdc.rabbitmq.topology import queue_question
 from cdc.rabbitmq.wire import Frames
@@ -80,10 +80,7 @@ class RabbitLetters:
 
     def route(self, topic: str, waiting: Waiting) -> Route:  # noqa: ARG002 - the port's
         """Return what a routing key takes; whether a queue is bound to it is not known before a message comes back."""
-        if not 0 < len(topic.encode()) <= SHORT_BYTES:
-            what = f"the routing key has {len(topic.encode())} bytes, AMQP takes 1 to {SHORT_BYTES}"
-            raise InvalidEvent("route", what, "see topics.route and the topic column")
-        return Route(topic, 2**31, MAX_MESSAGE_BYTES, compacted=False, timestamp_before_ms=None, timestamp_after_ms=None)
+        return route_of(topic, MAX_MESSAGE_BYTES)
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         """Keep records for the commit."""

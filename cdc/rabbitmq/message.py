@@ -15,7 +15,8 @@ from typing import Any
 
 from pika import BasicProperties, DeliveryMode
 
-from cdc.event import Record, Seen
+from cdc.errors import InvalidEvent
+from cdc.event import Record, Route, Seen
 
 SHORT_BYTES = 255
 """Longest routing key and property: AMQP's short string."""
@@ -49,6 +50,14 @@ def properties_of(record: Record) -> BasicProperties:
         timestamp=record.timestamp_ms // 1000 if record.timestamp_ms else None,
         type=_short(headers.get("ce_type") or headers.get("cdc.type")),
     )
+
+
+def route_of(topic: str, max_message_bytes: int) -> Route:
+    """Return what a routing key takes; raises InvalidEvent("route", ..) for one that is no short string."""
+    if not 0 < len(topic.encode()) <= SHORT_BYTES:
+        what = f"the routing key has {len(topic.encode())} bytes, AMQP takes 1 to {SHORT_BYTES}"
+        raise InvalidEvent("route", what, "see topics.route and the topic column")
+    return Route(topic, 2**31, max_message_bytes, compacted=False, timestamp_before_ms=None, timestamp_after_ms=None)
 
 
 def header_size(properties: BasicProperties) -> int:

@@ -27,7 +27,7 @@ from cdc.errors import InvalidEvent, Poisoned, Retriable, SinkRefused
 from cdc.event import Record, Route, name_of
 from cdc.position import Position
 from cdc.rabbitmq.link import LOG, Link, Waiting, new_link
-from cdc.rabbitmq.message import SHORT_BYTES
+from cdc.rabbitmq.message import route_of
 from cdc.rabbitmq.positions import Lease
 from cdc.rabbitmq.topology import Topology
 from cdc.rabbitmq.wire import Frames
@@ -150,13 +150,10 @@ class RabbitPublisher:
 
     def route(self, topic: str, waiting: Waiting) -> Route:  # noqa: ARG002 - the port's
         """Return what a routing key takes; raises InvalidEvent("route", ..) for one that nothing is bound to."""
-        if not 0 < len(topic.encode()) <= SHORT_BYTES:
-            what = f"the routing key has {len(topic.encode())} bytes, AMQP takes 1 to {SHORT_BYTES}"
-            raise InvalidEvent("route", what, "see topics.route and the topic column")
         if self._clock() < self._unroutable.get(topic, 0.0):
             what = f"no queue is bound to exchange {self._exchange!r} for the routing key {topic!r}"
             raise InvalidEvent("route", what, "bind a queue, or an alternate exchange")
-        return Route(topic, 2**31, self._max_message_bytes, compacted=False, timestamp_before_ms=None, timestamp_after_ms=None)
+        return route_of(topic, self._max_message_bytes)
 
     def produce(self, records: Sequence[Record], waiting: Waiting) -> None:
         """Hand over records in order; calls `waiting` while too many are unconfirmed."""
