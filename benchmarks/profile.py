@@ -39,6 +39,10 @@ ROWS, LAPS = 100_000, 5
 AT_ONCE = int(os.environ.get("AT_ONCE", "500"))
 """Frames decoded, and records handed over, at a time: about what one turn of the loop holds."""
 
+TURN_S = 10e-6
+"""Pause for each frame before the next read, about what the loop does with one: a reader that does nothing else is faster than the
+walsender, and finds a few frames at a time where a backlog has a full socket."""
+
 KINDS = {"hundred_rows": 100, "single_row": 1}
 """Rows in a transaction, by the name that guard.py gives the same."""
 
@@ -149,6 +153,7 @@ def _received(servers: Rig) -> list[bytes]:
             last = new[-1]
             reached = Lsn(int.from_bytes(last[9:17] if last[0] == XLOG_DATA else last[1:9], "big"))
             frames += new
+            time.sleep(len(new) * TURN_S)
         else:
             link.wait(1.0)
     link.close()
