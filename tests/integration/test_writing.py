@@ -30,6 +30,7 @@ from cdc import Event, InvalidEvent, Outbox, Pressure, TooBusy, event_context
 from cdc.errors import NoTransaction, PostgresRefused
 from cdc.outbox import OutboxMapping, append, append_async, append_many, append_many_async, use
 from cdc.outbox.table import create_sql
+from cdc.postgres import pgoutput
 from cdc.postgres.slot import Table
 from tests.pipeline import write_schemas
 from tests.statistics import told_at_once
@@ -218,7 +219,7 @@ def test_a_list_is_written_in_its_order_or_not_at_all_whatever_the_library(
     assert connection.execute("SELECT id, payload, headers FROM outbox ORDER BY ctid").fetchall() == wanted
     options = "'proto_version', '1', 'publication_names', 'nothing', 'messages', 'true'"
     changes = connection.execute(f"SELECT data FROM pg_logical_slot_get_binary_changes('lists', NULL, NULL, {options})".encode()).fetchall()
-    contents = [json.loads(data[data.index(b"\0", 10) + 5 :]) for (data,) in changes if data[:1] == b"M"]
+    contents = [json.loads(each.content) for each in (pgoutput.decode(data) for (data,) in changes) if isinstance(each, pgoutput.Message)]
     assert [(uuid.UUID(each["id"]), each["payload"], each.get("headers")) for each in contents] == wanted
 
 
